@@ -1,0 +1,76 @@
+"""csada: give it a trained classifier and what each mistake costs; it avoids the expensive mistakes, with the evidence.
+
+The public names are loaded when they are first used, so that `import csada` and `csada --help` do not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from csada import data, models
+    from csada.attacks import AttackResult, Outcome, attack
+    from csada.costs import CostMatrix
+    from csada.data.splits import Part, Splits
+    from csada.decisions import MinimumExpectedCost
+    from csada.errors import InputError, RunError
+    from csada.evaluation import evaluate, evaluate_scores, predict_logits
+    from csada.methods import METHODS
+    from csada.metrics import Evaluation
+    from csada.training import Fitted, fit
+
+__version__ = "0.1.0"
+
+_HOME = {  # in the way of the data
+    "CostMatrix": "costs",
+    "Evaluation": "metrics",
+    "Part": "data.splits",
+    "Splits": "data.splits",
+    "MinimumExpectedCost": "decisions",
+    "evaluate": "evaluation",
+    "evaluate_scores": "evaluation",
+    "predict_logits": "evaluation",
+    "attack": "attacks",
+    "AttackResult": "attacks",
+    "Outcome": "attacks",
+    "METHODS": "methods",
+    "fit": "training",
+    "Fitted": "training",
+    "InputError": "errors",
+    "RunError": "errors",
+}
+_SUBMODULES = ("data", "models")
+
+__all__ = [  # noqa: RUF022 - in the way of the data
+    "CostMatrix",
+    "Evaluation",
+    "Part",
+    "Splits",
+    "MinimumExpectedCost",
+    "evaluate",
+    "evaluate_scores",
+    "predict_logits",
+    "attack",
+    "AttackResult",
+    "Outcome",
+    "METHODS",
+    "fit",
+    "Fitted",
+    "InputError",
+    "RunError",
+    "data",
+    "models",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"csada.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"csada.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'csada' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

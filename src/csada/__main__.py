@@ -1,0 +1,3 @@
+from csada.cli import main
+
+main()

@@ -1,0 +1,194 @@
+"""Algorithm 1, for a whole batch at once: targeted projected gradient ascent with rejection.
+
+For a sample x of class y and a target z, starting from delta = 0 and only if the model predicts y,
+
+    delta <- Proj[ delta + eta_2 * grad_delta log p_z(x + delta) ]        at most K times, and after each step
+        predicted neither y nor z:  go back one step and stop             (REJECTED)
+        predicted z:                stop here                             (REACHED)
+        predicted y:                go on                                 (EXHAUSTED after K steps)
+
+The forward pass that judges a step is the one whose gradient makes the next, so K steps take K + 1 forward and K backward
+passes. Everything happens in the model's own input space: epsilon and step_size are in normalised units if the inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csada.errors import InputError
+from csada.models.modes import borrowed_eval, check_logits
+
+Bounds = tuple[float | Tensor, float | Tensor]
+Forward = Callable[[Tensor], Tensor]
+
+
+class Outcome(IntEnum):
+    """How an attack on one sample ended."""
+
+    SKIPPED = 0  # the model was wrong before the attack: the sample is left as it is
+    REJECTED = 1  # the next step would have landed in a third class: the step before it is kept
+    REACHED = 2  # the model now predicts the target
+    EXHAUSTED = 3  # all K steps made, the model still predicts the truth
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    adversarial: Tensor
+    delta: Tensor
+    outcome: Tensor  # [N] of Outcome
+    steps: Tensor  # [N] accepted steps, 0 when skipped
+    trajectory: Tensor | None = None  # [K + 1, N, ...]: delta after 0 .. K steps, where it was asked for
+
+
+def attack(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor | int,
+    target: Tensor | int,
+    epsilon: float = 1.0,
+    step_size: float = 5e-4,
+    steps: int = 10,
+    norm: str = "linf",
+    step: str = "gradient",
+    bounds: Bounds | None = None,
+    *,
+    trajectory: bool = False,
+) -> AttackResult:
+    """Push samples x of classes y towards `target` (one class, or one a sample).
+
+    norm: "linf" or "l2", the ball of radius epsilon. step: "gradient" (raw, as in the paper), "sign" or "l2" (the gradient
+    scaled to length one). bounds: (low, high), numbers or tensors that broadcast to x, between which x + delta stays.
+    """
+    check_settings(epsilon, step_size, steps, norm, step)
+    if not x.is_floating_point():
+        raise InputError(f"x must be floating point, as the model takes it; got {x.dtype}: normalise it first")
+    if len(x) == 0:
+        raise InputError("x is empty; give at least one sample")
+    y, target = (torch.as_tensor(v, device=x.device).long().expand(len(x)) for v in (y, target))
+    if (same := (y == target).nonzero()).numel():
+        i = int(same[0])
+        raise InputError(f"sample {i}: the target {int(y[i])} is the true class; attack towards another class")
+    lowest, highest = int(torch.minimum(y, target).min()), int(torch.maximum(y, target).max())
+    if lowest < 0:
+        raise InputError(f"class {lowest} does not exist; classes are numbered from 0")
+    if bounds is not None and bool(((x < bounds[0]) | (x > bounds[1])).any()):
+        raise InputError(f"x leaves the bounds before any attack: it spans {x.min():g} to {x.max():g}")
+
+    def checked(points: Tensor) -> Tensor:
+        logits: Tensor = model(points)
+        check_logits(logits)
+        if highest >= logits.shape[1]:
+            raise InputError(f"class {highest} does not exist: the model scores {logits.shape[1]} classes")
+        return logits
+
+    with borrowed_eval(model):
+        return ascend(checked, x, y, target, epsilon, step_size, steps, norm, step, bounds, trajectory, x.is_cpu)
+
+
+def ascend(
+    forward: Forward,
+    x: Tensor,
+    y: Tensor,
+    target: Tensor,
+    epsilon: float,
+    step_size: float,
+    steps: int,
+    norm: str = "linf",
+    step: str = "gradient",
+    bounds: Bounds | None = None,
+    trajectory: bool = False,
+    shrink: bool = False,
+) -> AttackResult:
+    """The loop itself, without input checks. With shrink=False its shapes are static and it never waits for the device.
+
+    shrink: once half of the samples at work have finished, the model is called on the other half alone.
+    """
+    project, direction = PROJECTIONS[norm], DIRECTIONS[step]
+
+    def placed(delta: Tensor) -> Tensor:
+        return x + delta if bounds is None else (x + delta).clamp_min(bounds[0]).clamp_max(bounds[1])
+
+    x = x.detach()
+    delta = before = torch.zeros_like(x)
+    predicted, accepted = y, torch.zeros_like(y)
+    outcome = torch.full_like(y, Outcome.EXHAUSTED)
+    active = torch.ones_like(y, dtype=torch.bool)
+    path = [delta]
+    live: Tensor | None = None  # the samples the model is called on; None: all
+    for k in range(steps + 1):
+        point = (placed(delta) if live is None else placed(delta)[live]).requires_grad_(k < steps)
+        with torch.set_grad_enabled(k < steps):
+            logits = forward(point)
+        predicted = _put(predicted, live, logits.detach().argmax(1))
+        right, reached = predicted == y, predicted == target
+        if k == 0:
+            outcome = torch.where(right, outcome, Outcome.SKIPPED)
+        else:
+            rejected = active & ~right & ~reached
+            delta = torch.where(_wide(rejected, x), before, delta)
+            outcome = torch.where(active & reached, Outcome.REACHED, outcome)
+            outcome = torch.where(rejected, Outcome.REJECTED, outcome)
+            accepted = accepted + (active & ~rejected)
+            path.append(delta)
+        active = active & right
+        remaining = int(active.sum()) if shrink else len(y)
+        if k == steps or remaining == 0:
+            break
+        with (
+            torch.enable_grad()
+        ):  # the sum over samples, not the mean: a sample's gradient must not depend on its batch
+            log_p = -F.cross_entropy(logits, target if live is None else target[live], reduction="sum")
+        (gradient,) = torch.autograd.grad(log_p, point)
+        gradient = _put(torch.zeros_like(x), live, gradient)
+        before, delta = (
+            delta,
+            torch.where(_wide(active, x), project(delta + step_size * direction(gradient), epsilon), delta),
+        )
+        if bounds is not None:
+            delta = placed(delta) - x
+        if 2 * remaining <= (len(y) if live is None else len(live)):
+            live = active.nonzero()[:, 0]
+    path += path[-1:] * (steps + 1 - len(path))
+    return AttackResult(placed(delta), delta, outcome, accepted, torch.stack(path) if trajectory else None)
+
+
+def _put(full: Tensor, live: Tensor | None, part: Tensor) -> Tensor:
+    return part if live is None else full.index_copy(0, live, part)
+
+
+def _wide(mask: Tensor, x: Tensor) -> Tensor:
+    """One flag a sample, shaped to broadcast over the samples' values."""
+    return mask.view(-1, *(1,) * (x.ndim - 1))
+
+
+def _lengths(v: Tensor) -> Tensor:
+    """Each sample's Euclidean length, shaped to broadcast; never 0, so that it can be divided by."""
+    return v.flatten(1).norm(dim=1).clamp_min(torch.finfo(v.dtype).tiny).view(-1, *(1,) * (v.ndim - 1))
+
+
+PROJECTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "linf": lambda delta, epsilon: delta.clamp(-epsilon, epsilon),
+    "l2": lambda delta, epsilon: delta * (epsilon / _lengths(delta)).clamp_max(1),
+}
+DIRECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gradient": lambda gradient: gradient,
+    "sign": torch.sign,
+    "l2": lambda gradient: gradient / _lengths(gradient),
+}
+
+
+def check_settings(epsilon: float, step_size: float, steps: int, norm: str, step: str) -> None:
+    for name, value in (("epsilon", epsilon), ("step_size", step_size)):
+        if not (0 < value < float("inf")):
+            raise InputError(f"{name} must be a positive number, got {value}")
+    if steps < 1:
+        raise InputError(f"steps must be at least 1, got {steps}")
+    for name, value, known in (("norm", norm, PROJECTIONS), ("step", step, DIRECTIONS)):
+        if value not in known:
+            raise InputError(f"unknown {name} {value!r}; known: {', '.join(known)}")

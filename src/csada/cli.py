@@ -1,0 +1,126 @@
+"""The command line: the only place that prints and draws progress bars. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from csada.errors import InputError, RunError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Classifiers for when some mistakes cost more than others.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+OutDir = Annotated[Path, typer.Option("--out", help="Folder for what is written.")]
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar fed by `update(done, total)`; nothing is drawn when the output is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@app.command()
+def toy(
+    out: OutDir = Path("out"),
+    seeds: Annotated[
+        int, typer.Option(min=1, help="How many seeds; the figure shows the first with a critical error.")
+    ] = 4,
+    spread: Annotated[float, typer.Option(help="Factor on the standard deviations; 1 is as printed.")] = 2.0,
+) -> None:
+    """The toy of the paper's section 4, and its figure of six panels.
+
+    Example: csada toy --out out --seeds 20
+    """
+    from csada.experiments.toy import METHOD, panels, run_toy
+    from csada.report.style import save
+    from csada.report.toy import toy_figure
+
+    runs = []
+    with progress("training") as update:
+        for seed in range(seeds):
+            runs.append(run_toy(seed, spread))
+            update(seed + 1, seeds)
+    shown = next((i for i, run in enumerate(runs) if run.critical_errors()[0]), 0)
+    figure = toy_figure(*panels(runs[shown]), runs[shown].splits.classes, METHOD.epsilon)
+    files = save(figure, out / "toy.png")
+    table = Table("", "before", "after", title=f"toy, spread {spread:g}, mean over {seeds} seed{'s' * (seeds > 1)}")
+    counts = [run.critical_errors() for run in runs]
+    table.add_row("critical errors, green called blue", *(f"{sum(c) / seeds:.2f}" for c in zip(*counts, strict=True)))
+    accuracies = [(100 * run.before.accuracy, 100 * run.after.accuracy) for run in runs]
+    table.add_row("accuracy (%)", *(f"{sum(a) / seeds:.2f}" for a in zip(*accuracies, strict=True)))
+    console.print(table)
+    console.print(f"The figure shows seed {shown}.")
+    _show_files(files)
+
+
+@app.command()
+def demo(
+    out: OutDir = Path("out"),
+    seeds: Annotated[int, typer.Option(min=2, help="How many times, each with its own split and start.")] = 8,
+) -> None:
+    """Handwritten digits as doses: four answers to costly mistakes, compared. No download, about half a minute.
+
+    Example: csada demo --seeds 4
+    """
+    from csada.experiments.demo import COSTS, REASONS, run_demo, summarise
+    from csada.metrics import mean_interval
+    from csada.report.demo import demo_figure
+    from csada.report.style import save
+
+    console.print("What the mistakes cost (every other one costs 1):")
+    for (truth, predicted), (cost, why) in REASONS.items():
+        console.print(f"  {truth} read as {predicted}: {cost:>2}  {why}", highlight=False)
+    runs = []
+    with progress("training") as update:
+        for run in run_demo(seeds):
+            runs.append(run)
+            update(len(runs), seeds)
+    rows = summarise(runs)
+    top = [(COSTS.classes[y], COSTS.classes[z]) for y, z in COSTS.top_pairs(3)]
+    table = Table("", "accuracy (%)", "cost per 100", *(f"{y} as {z}" for y, z in top), "all 8 pairs")
+    for name, row in rows.items():
+        means = [str(mean_interval(100 * values)) for values in (row.accuracy, row.weighted_error_rate)]
+        pairs = [f"{row.critical[pair].errors} of {row.critical[pair].samples}" for pair in top]
+        table.add_row(name, *means, *pairs, str(sum(p.errors for p in row.critical.values())))
+    fitted = 100 * sum(run.training_accuracy for run in runs) / len(runs)
+    console.print(
+        f"\nThe baseline gets {fitted:.1f} % of its training data right: there is no training error to re-weigh."
+    )
+    console.print(table)
+    console.print(
+        f"Mean ± half of the 95 % interval over {seeds} seeds; errors on the critical pairs are summed over them."
+    )
+    figure = demo_figure(*({n: getattr(r, k) for n, r in rows.items()} for k in ("weighted_error_rate", "accuracy")))
+    _show_files(save(figure, out / "demo.png"))
+
+
+def _show_files(files: list[Path]) -> None:
+    for file in files:
+        console.print(f"wrote {file}", soft_wrap=True)
+
+
+def main() -> None:
+    try:
+        app()
+    except InputError as error:
+        errors.print(f"csada: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except RunError as error:
+        errors.print(f"csada: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
+        sys.exit(1)

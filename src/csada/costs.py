@@ -1,0 +1,216 @@
+"""What each mistake costs: c(y, z) is paid when the truth is y and the prediction is z.
+
+Rows are the truth, columns the prediction; a correct prediction costs nothing. The weights with which CSADA attacks the
+pairs are c~(y, z) = c(y, z)^tau / sum c^tau, computed on c / max c so that no tau overflows.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from csada.errors import InputError
+
+Pair = tuple[int, int]
+ClassLike = int | str
+
+
+class CostMatrix:
+    """A square table of costs, checked once on the way in and never changed afterwards.
+
+    >>> costs = CostMatrix.from_pairs(["trazodone", "glipizide"], {("trazodone", "glipizide"): 10})
+    >>> costs["trazodone", "glipizide"], costs["glipizide", "trazodone"]
+    (10.0, 1.0)
+    """
+
+    values: NDArray[np.float64]
+    classes: tuple[str, ...]
+
+    def __init__(self, values: ArrayLike, classes: Iterable[str] | None = None) -> None:
+        try:
+            table = np.array(values, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"costs must be a square table of numbers: {error}") from None
+        if table.ndim != 2 or table.shape[0] != table.shape[1]:
+            raise InputError(f"costs must be square (one row and one column a class), got shape {table.shape}")
+        if len(table) < 2:
+            raise InputError(f"costs need at least two classes, got {len(table)}")
+        names = tuple(str(k) for k in range(len(table))) if classes is None else tuple(map(str, classes))
+        if len(names) != len(table):
+            raise InputError(f"{len(names)} class names for a {len(table)} x {len(table)} cost table; give one a row")
+        if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
+            raise InputError(f"class name {repeated[0]!r} appears twice; every class needs its own name")
+
+        def refuse(bad: NDArray[np.bool_], why: str) -> None:
+            if bad.any():
+                y, z = map(int, np.argwhere(bad)[0])
+                raise InputError(f"cost of calling {names[y]!r} {names[z]!r} is {table[y, z]:g}; {why}")
+
+        refuse(~np.isfinite(table), "costs must be finite numbers")
+        refuse(table < 0, "costs must be zero or more")
+        refuse(np.diag(np.diag(table)) != 0, "a correct prediction must cost 0 (the diagonal)")
+        table.flags.writeable = False
+        self.values, self.classes = table, names
+        self._hash = hash((names, table.tobytes()))
+
+    @classmethod
+    def from_pairs(
+        cls, classes: Sequence[str], pairs: Mapping[tuple[ClassLike, ClassLike], float], default: float = 1.0
+    ) -> CostMatrix:
+        """`pairs` maps (truth, predicted) to its cost; every other mistake costs `default`."""
+        matrix = cls(_off_diagonal(len(tuple(classes)), default), classes)
+        values = matrix.values.copy()
+        for (truth, predicted), cost in pairs.items():
+            y, z = matrix.index(truth), matrix.index(predicted)
+            if y == z:
+                raise InputError(
+                    f"pair ({truth!r}, {predicted!r}) is a correct prediction and must cost 0; leave it out"
+                )
+            values[y, z] = cost
+        return cls(values, classes)
+
+    @classmethod
+    def uniform(cls, n: int, cost: float = 1.0) -> CostMatrix:
+        """Every mistake costs the same: the weighted error rate is then the error rate."""
+        return cls(_off_diagonal(n, cost))
+
+    @classmethod
+    def single_pair(cls, n: int, y: int, z: int, cost: float = 1.0) -> CostMatrix:
+        """Only calling class y class z costs anything (the 90 experiments of section 5.1)."""
+        return cls.from_pairs([str(k) for k in range(n)], {(y, z): cost}, default=0.0)
+
+    @classmethod
+    def pareto(
+        cls, n: int, shape: float = 1.5, scale: float = 1.0, seed: int = 0, *, lomax: bool = False
+    ) -> CostMatrix:
+        """Independent Pareto costs, all >= scale; `lomax=True` shifts them to start at zero (NumPy's `pareto`)."""
+        if not (shape > 0 and scale > 0):
+            raise InputError(f"Pareto shape and scale must be positive, got shape {shape} and scale {scale}")
+        draws = np.random.default_rng(seed).pareto(shape, (n, n)) + (0.0 if lomax else 1.0)
+        return cls(scale * draws * _off_diagonal(n, 1.0))
+
+    @classmethod
+    def from_csv(cls, path: str | os.PathLike[str]) -> CostMatrix:
+        """The header row and the first column carry the class names, in the same order; truth in rows."""
+        path = Path(path)
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                rows = [row for row in csv.reader(file) if any(map(str.strip, row)) and not row[0].startswith("#")]
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the cost table {path}: {error}") from None
+        if len(rows) < 2:
+            raise InputError(
+                f"{path} holds no cost table; the first row names the predicted classes, then a row a class"
+            )
+        columns = [name.strip() for name in rows[0][1:]]
+        names = [row[0].strip() for row in rows[1:]]
+        for where, given in (("header", columns), ("first column", names)):
+            for i, name in enumerate(given):
+                if not name:
+                    raise InputError(f"{path}: the {where} lacks a name at position {i + 1}; name every class")
+                if name in given[:i]:
+                    raise InputError(f"{path}: the {where} has {name!r} twice; every class needs its own name")
+        for name in [*names, *columns]:
+            if (name in names) != (name in columns):
+                missing, hint = ("header", columns) if name in names else ("first column", names)
+                raise InputError(f"{path}: class {name!r} is missing from the {missing}{did_you_mean(name, hint)}")
+        order = [columns.index(name) for name in names]  # columns may come in another order: names decide
+        values = np.zeros((len(names), len(names)))
+        for y, row in enumerate(rows[1:]):
+            if len(row) != len(rows[0]):
+                raise InputError(f"{path}: row {row[0]!r} has {len(row) - 1} costs, {len(columns)} are needed")
+            for z, column in enumerate(order):
+                try:
+                    values[y, z] = float(row[1 + column])
+                except ValueError:
+                    cell = row[1 + column]
+                    raise InputError(
+                        f"{path}: cost of calling {names[y]!r} {names[z]!r} is {cell!r}, no number"
+                    ) from None
+        return cls(values, names)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Written under a temporary name and renamed, so that a table is never half there."""
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["truth \\ predicted", *self.classes])
+            for name, row in zip(self.classes, self.values, strict=True):
+                writer.writerow([name, *(repr(float(cost)).removesuffix(".0") for cost in row)])
+        os.replace(partial, path)
+
+    def index(self, name: ClassLike) -> int:
+        """The number of a class, given its name or its number."""
+        if isinstance(name, str):
+            if name not in self.classes:
+                raise InputError(f"unknown class {name!r}{did_you_mean(name, self.classes)}")
+            return self.classes.index(name)
+        if not 0 <= name < len(self):
+            raise InputError(f"class {name} does not exist; classes are 0 to {len(self) - 1}")
+        return int(name)
+
+    def __getitem__(self, pair: tuple[ClassLike, ClassLike]) -> float:
+        return float(self.values[self.index(pair[0]), self.index(pair[1])])
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CostMatrix):
+            return NotImplemented
+        return self.classes == other.classes and np.array_equal(self.values, other.values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def weights(self, tau: float = 1.0) -> NDArray[np.float64]:
+        """c~ of the paper: sums to 1 over all pairs, or is all zero when no cost is positive."""
+        if not (np.isfinite(tau) and tau > 0):
+            raise InputError(f"tau must be a positive number, got {tau}")
+        largest = self.values.max()
+        if largest == 0:
+            return np.zeros_like(self.values)
+        powers = (self.values / largest) ** tau  # at most 1, so nothing overflows and the sum is at least 1
+        return np.asarray(powers / powers.sum())
+
+    def top_pairs(self, k: int = 3, *, by: str = "cost") -> list[Pair]:
+        """The k most expensive pairs; `by="asymmetry"` ranks by c(y, z) - c(z, y). Ties: by class number."""
+        keys = {"cost": self.values, "asymmetry": self.values - self.values.T}
+        if by not in keys:
+            raise InputError(f"cannot rank pairs by {by!r}; known: {', '.join(keys)}")
+        key = keys[by].astype(np.float64, copy=True)
+        np.fill_diagonal(key, -np.inf)
+        n = len(self)
+        order = np.argsort(-key, axis=None, kind="stable")[: min(k, n * (n - 1))]
+        return [(int(i // n), int(i % n)) for i in order]
+
+    def __str__(self) -> str:
+        cells = [["truth \\ predicted", *self.classes]]
+        for y, name in enumerate(self.classes):
+            cells.append([name, *("." if y == z else f"{cost:g}" for z, cost in enumerate(self.values[y]))])
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
+
+    def __repr__(self) -> str:
+        if len(self) <= 12:
+            return f"CostMatrix(rows: truth, columns: prediction)\n{self}"
+        return f"CostMatrix({len(self)} classes, costs {self.values.min():g} to {self.values.max():g})"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the nearest known name, or all of them."""
+    known = list(known)
+    if near := difflib.get_close_matches(name, known, n=1):
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
+
+
+def _off_diagonal(n: int, cost: float) -> NDArray[np.float64]:
+    return np.where(np.eye(n, dtype=bool), 0.0, float(cost))

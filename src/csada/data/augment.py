@@ -1,0 +1,111 @@
+"""Normalisation and augmentation as batched tensor operations, on whatever device the batch lies.
+
+Randomness comes from the generator that is handed in, so an epoch is the same whoever computes it, and however many do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """x -> (x / scale - mean) / std, by channel (images) or by feature (rows of a table)."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            x = x.float()
+        factor, offset = _affine(self, x.dtype, x.device, x.ndim)
+        return torch.addcmul(offset, x, factor)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Back to the stored values (pixels), for pictures."""
+        factor, offset = _affine(self, x.dtype, x.device, x.ndim)
+        return (x - offset) / factor
+
+
+@lru_cache(maxsize=64)
+def _affine(n: Normalization, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, Tensor]:
+    """(factor, offset), made once a device: a host-to-device copy a batch would cost more than the arithmetic."""
+    shape = (-1,) + (1,) * max(ndim - 2, 0)
+    mean, std = (torch.tensor(v, dtype=torch.float64).reshape(shape) for v in (n.mean, n.std))
+    return (1 / (n.scale * std)).to(device, dtype), (-mean / std).to(device, dtype)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes to a batch of images [N, C, H, W] that keep its labels; the default changes nothing.
+
+    padding: shift by up to so many pixels, zeros coming in; flip: mirror half of the images; zoom: cut out a square of
+    a random fraction of the side and resize it back; right_angles: turn by 0, 90, 180 or 270 degrees.
+    """
+
+    padding: int = 0
+    flip: bool = False
+    zoom: tuple[float, float] | None = None
+    right_angles: bool = False
+
+    def __call__(self, x: Tensor, generator: torch.Generator, size: int | None = None) -> Tensor:
+        if self.padding or self.flip:
+            x = shift_and_flip(x, self.padding, self.flip, generator)
+        if self.zoom is not None:
+            x = random_zoom(x, self.zoom, size or x.shape[-1], generator)
+        if self.right_angles:
+            x = random_right_angle(x, generator)
+        return x
+
+
+def shift_and_flip(x: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
+    """Every image shifted by its own offsets, and mirrored or not, in one gather."""
+    n, _, height, width = x.shape
+    device = x.device
+    if padding:
+        x = F.pad(x, (padding,) * 4)
+    offset = torch.randint(0, 2 * padding + 1, (2, n, 1), device=device, generator=generator)
+    rows = offset[0] + torch.arange(height, device=device)
+    columns = torch.arange(width, device=device).expand(n, width)
+    if flip:
+        mirrored = torch.rand(n, 1, device=device, generator=generator) < 0.5
+        columns = torch.where(mirrored, width - 1 - columns, columns)
+    columns = columns + offset[1]
+    return _gather_pixels(x, rows[:, :, None], columns[:, None, :])
+
+
+def random_zoom(x: Tensor, zoom: tuple[float, float], size: int, generator: torch.Generator) -> Tensor:
+    """A random square of zoom[0] to zoom[1] of the side, resized to size x size (bilinear); [0, 255] stays so."""
+    n, device = len(x), x.device
+    side = torch.empty(n, device=device).uniform_(*zoom, generator=generator)
+    centre = (torch.rand(2, n, device=device, generator=generator) * 2 - 1) * (1 - side)
+    theta = torch.zeros(n, 2, 3, device=device)
+    theta[:, 0, 0] = theta[:, 1, 1] = side
+    theta[:, :, 2] = centre.T
+    grid = F.affine_grid(theta, [n, x.shape[1], size, size], align_corners=False)
+    return F.grid_sample(x.float(), grid, align_corners=False, padding_mode="reflection")
+
+
+def random_right_angle(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image of a square batch turned by its own multiple of 90 degrees, in one gather."""
+    n, side, device = len(x), x.shape[-1], x.device
+    turns = torch.randint(0, 4, (n,), device=device, generator=generator)
+    row, column = torch.meshgrid(*(torch.arange(side, device=device),) * 2, indexing="ij")
+    sources = torch.stack(
+        [row, column, side - 1 - row, side - 1 - column]
+    )  # a turn on, a row is read from the next one
+    return _gather_pixels(x, sources[turns], sources[(turns + 1) % 4])
+
+
+def _gather_pixels(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """out[n, c, i, j] = x[n, c, rows[n, i, j], columns[n, i, j]]; a flat gather is thrice as fast as three indices."""
+    source = rows * x.shape[-1] + columns
+    n, height, width = source.shape
+    source = source.reshape(n, 1, height * width).expand(-1, x.shape[1], -1)
+    return x.flatten(2).gather(2, source).reshape(n, -1, height, width)

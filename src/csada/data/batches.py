@@ -1,0 +1,95 @@
+"""Batches from anything that a user calls data: Splits, a Part, (x, y) tensors, a Dataset or a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from csada.data.splits import Batch, Part, Splits
+from csada.errors import InputError
+
+Data = Any  # Splits | Part | (x, y) | Dataset | DataLoader
+
+RESIDENT_BYTES = 8 << 30  # sets up to this size are copied to the device once
+
+
+@dataclass(frozen=True)
+class PartBatches:
+    """Batches gathered from tensors: shuffled and augmented when a generator is given, else in order and as is."""
+
+    part: Part
+    batch_size: int
+    device: torch.device
+
+    def __len__(self) -> int:
+        return -(-len(self.part) // self.batch_size)
+
+    def epoch(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        n = len(self.part)
+        if generator is None:
+            order = torch.arange(n, device=self.device)
+        else:
+            order = torch.randperm(n, device=self.device, generator=generator)
+        for index in torch.split(order, self.batch_size):
+            yield self.part.batch(index, self.device, generator)
+
+
+@dataclass(frozen=True)
+class LoaderBatches:
+    """Batches from the user's own DataLoader, moved to the device."""
+
+    loader: DataLoader[Any]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def epoch(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        for x, y in self.loader:
+            yield Batch(x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True))
+
+
+Batches = PartBatches | LoaderBatches
+
+
+def as_part(data: Data, part: str = "train") -> Data:
+    """Splits and (x, y) as a Part; anything else as it is."""
+    if isinstance(data, Splits):
+        return getattr(data, part)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(v, Tensor | np.ndarray) for v in data):
+        x, y = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+        if not x.is_floating_point():
+            raise InputError(f"samples are {x.dtype}; give floating point, normalised as in the model's training")
+        return Part(x, y if y.is_floating_point() else y.long())
+    return data
+
+
+def batches(
+    data: Data, batch_size: int, device: torch.device | str = "cpu", *, part: str = "train", shuffle: bool = False
+) -> Batches:
+    """One way to draw batches from any kind of data; `part` names the part used when data is a Splits.
+
+    `shuffle` matters for a Dataset alone, which goes through a DataLoader: that draws the order, not our generator.
+    """
+    device = torch.device(device)
+    data = as_part(data, part)
+    if isinstance(data, Dataset):
+        data = DataLoader(data, batch_size=batch_size, shuffle=shuffle)
+    if isinstance(data, Part):
+        if len(data) == 0:
+            raise InputError("the data is empty; give at least one sample")
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {batch_size}")
+        resident = data.x.device == device or data.x.nbytes <= RESIDENT_BYTES
+        return PartBatches(data.to(device) if resident else data, batch_size, device)
+    if isinstance(data, DataLoader):
+        if len(data) == 0:
+            raise InputError("the data loader is empty; give at least one batch")
+        return LoaderBatches(data, device)
+    raise InputError(f"cannot read data of type {type(data).__name__}; give Splits, (x, y), a Dataset or a DataLoader")

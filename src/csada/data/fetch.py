@@ -1,0 +1,166 @@
+"""Where public data sets lie on this machine, and how they get there: resumed downloads, checked before use."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from csada.errors import InputError, RunError
+
+Progress = Callable[[int, int], None]  # (done, total)
+
+ATTEMPTS = 5  # connections tried in a row before giving up; each one continues where the last one broke
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as its publisher offers it."""
+
+    name: str
+    size: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A public data set: the address in front of its files, and the folder under the data folder that takes them."""
+
+    base_url: str
+    folder: str
+    files: tuple[RemoteFile, ...]
+
+
+REMOTES = {
+    "mnist": Remote(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "mnist",
+        (
+            RemoteFile("train-images-idx3-ubyte.gz", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            RemoteFile("train-labels-idx1-ubyte.gz", 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+            RemoteFile("t10k-images-idx3-ubyte.gz", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+            RemoteFile("t10k-labels-idx1-ubyte.gz", 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+        ),
+    ),
+    "cifar10": Remote(
+        "https://www.cs.toronto.edu/~kriz/",
+        ".",
+        (RemoteFile("cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a"),),
+    ),
+}
+
+
+def user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csada"
+
+
+def places(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The folders in which data is looked for, in this order; the first is also where downloads go."""
+    given = [folder for folder in (data_dir, os.environ.get("CSADA_DATA")) if folder]
+    return [*(Path(folder).expanduser() for folder in given), user_cache()]
+
+
+def missing(name: str, expected: str, data_dir: str | os.PathLike[str] | None) -> InputError:
+    """The error for a data set that is nowhere: what goes where, and the command that brings it."""
+    looked = ", ".join(str(place) for place in places(data_dir))
+    return InputError(
+        f"{name} was not found in {looked}; put {expected} into one of them (data_dir=, or $CSADA_DATA, names yours), "
+        f"or download it with `csada data fetch {name}`"
+    )
+
+
+def fetch(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    on_progress: Progress | None = None,
+    base_url: str | None = None,
+) -> Path:
+    """Downloads a public data set and returns its folder. Files that are there and intact are not fetched again."""
+    if name not in REMOTES:
+        raise InputError(f"nothing to download for {name!r}; what can be fetched: {', '.join(sorted(REMOTES))}")
+    remote = REMOTES[name]
+    folder = places(data_dir)[0] / remote.folder
+    total, before = sum(file.size for file in remote.files), 0
+    for file in remote.files:
+
+        def report(done: int, _: int, before: int = before) -> None:
+            if on_progress is not None:
+                on_progress(before + done, total)
+
+        if not intact(folder / file.name, file.md5):
+            download((base_url or remote.base_url).rstrip("/") + "/" + file.name, folder / file.name, file.md5, report)
+        before += file.size
+        report(0, total, before)
+    return folder
+
+
+def intact(path: Path, md5: str) -> bool:
+    return path.is_file() and _md5(path) == md5
+
+
+def download(url: str, path: Path, md5: str, on_progress: Progress | None = None) -> None:
+    """One file, by way of `<name>.part`, which a later call continues; it takes its name once its checksum is right."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(ATTEMPTS):
+            if _continue(url, part, on_progress):
+                break
+        else:
+            raise RunError(
+                f"{url}: the connection broke {ATTEMPTS} times; {part.stat().st_size:,} bytes are kept in {part}, "
+                "run the same command again to continue"
+            )
+        found = _md5(part)
+        if found != md5:
+            part.unlink()
+            raise RunError(
+                f"{url}: its checksum is {found}, not {md5}; the file was removed, run the same command again"
+            )
+        os.replace(part, path)
+    except urllib.error.URLError as error:
+        raise RunError(
+            f"{url} cannot be fetched: {getattr(error, 'reason', error)}; check the network, then run again"
+        ) from None
+    except OSError as error:
+        raise RunError(
+            f"{part} cannot be written: {error.strerror or error}; free the space or name another folder"
+        ) from None
+
+
+def _continue(url: str, part: Path, on_progress: Progress | None) -> bool:
+    """Appends to `part` what the server still has; False when the connection broke before the end."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416:  # nothing lies beyond what we have: the checksum decides
+            return True
+        raise
+    with response:
+        if response.status != 206:  # a server that cannot continue sends all of it again
+            have = 0
+        total = have + int(response.headers.get("Content-Length") or 0)
+        with part.open("ab" if have else "wb") as out:
+            try:
+                while chunk := response.read(CHUNK):
+                    out.write(chunk)
+                    have += len(chunk)
+                    if on_progress is not None:
+                        on_progress(have, total)
+            except (http.client.HTTPException, ConnectionError, TimeoutError):
+                return False
+    return have >= total
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

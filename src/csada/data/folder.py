@@ -1,0 +1,168 @@
+"""Any folder of images sorted by class: train, valid and test folders of class folders, or class folders to be split.
+
+A part that lies in one block of the cache of decoded images stays mapped from the disk; one drawn at random from it is
+copied into memory.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from csada.data.augment import Augmentation, Normalization
+from csada.data.cache import Decoded, decode_files
+from csada.data.fetch import Progress
+from csada.data.splits import Part, Splits, check_scale, hold_out, proportional, stratified
+from csada.errors import InputError
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+VALIDATION = ("valid", "validation", "val")
+
+Listing = dict[str, list[str]]  # part -> paths "[part/]class/file", relative to the folder
+
+
+def load(
+    path: str | os.PathLike[str],
+    scale: float = 1.0,
+    seed: int = 0,
+    size: int = 224,
+    validation: float = 0.1,
+    flip: bool = False,
+    skip_bad: bool = False,
+    on_progress: Progress | None = None,
+) -> Splits:
+    """Images are cut to their central square and resized to `size` pixels, once, and normalised by the training part.
+
+    `validation` (a count or a fraction) is cut from train when there are train and test folders only. Without either,
+    the classes are split 60/20/20. `flip` mirrors training images: not for pictures in which left and right differ.
+    `skip_bad` leaves out files that cannot be decoded and lists them in `Splits.skipped`.
+    """
+    root = Path(path)
+    check_scale(scale)
+    if size < 1:
+        raise InputError(f"size must be at least 1 pixel, got {size}")
+    parts = _listed(root, validation, seed)
+    classes = _checked_classes(root, parts)
+    if scale < 1:  # before decoding: a tenth of the images takes a tenth of the time
+        parts = {
+            part: _pick(paths, proportional(_labels(paths, classes), round(scale * len(paths)), seed))
+            for part, paths in parts.items()
+        }
+    everything = sorted(path for paths in parts.values() for path in paths)
+    decoded = decode_files(root, everything, size, on_progress)
+    if decoded.skipped:
+        if not skip_bad:
+            some = "; ".join(decoded.skipped[:10]) + ("; ..." if len(decoded.skipped) > 10 else "")
+            raise InputError(
+                f"{len(decoded.skipped)} of {len(everything):,} images in {root} cannot be decoded ({some}); "
+                "replace them, or leave them out with skip_bad"
+            )
+        good = set(decoded.names)
+        parts = {part: [path for path in paths if path in good] for part, paths in parts.items()}
+        classes = _checked_classes(root, parts)
+    return _splits(root, parts, classes, decoded, Augmentation(padding=size // 16, flip=flip))
+
+
+def _splits(
+    root: Path, parts: Listing, classes: tuple[str, ...], decoded: Decoded, augmentation: Augmentation
+) -> Splits:
+    row_of = {name: row for row, name in enumerate(decoded.names)}
+    rows = {part: np.array([row_of[path] for path in paths]) for part, paths in parts.items()}
+    normalization = Normalization(*decoded.channel_statistics(rows["train"]), scale=255)
+
+    def part(name: str, augmentation: Augmentation) -> Part:
+        y = torch.from_numpy(_labels(parts[name], classes))
+        return Part(_take(decoded.images, rows[name]), y, normalization, augmentation)
+
+    return Splits(
+        part("train", augmentation),
+        part("validation", Augmentation()),
+        part("test", Augmentation()),
+        classes,
+        root.resolve().name,
+        decoded.skipped,
+    )
+
+
+def _take(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
+    first, last = int(rows[0]), int(rows[-1])
+    if np.array_equal(rows, np.arange(first, last + 1)):
+        return images[first : last + 1]  # a view: the pixels stay on the disk until they are used
+    return images.index_select(0, torch.from_numpy(rows))
+
+
+def _listed(root: Path, validation: float, seed: int) -> Listing:
+    folders = _folders(root)
+    if "train" not in folders and "test" not in folders:
+        paths = _images_by_class(root, "")
+        indices = stratified(_labels(paths, None), (60, 20, 20), seed)
+        return {part: _pick(paths, index) for part, index in zip(("train", "validation", "test"), indices, strict=True)}
+    for needed in ("train", "test"):
+        if needed not in folders:
+            raise InputError(
+                f"{root} has no folder {needed} beside {', '.join(folders)}; add it, or keep class folders alone"
+            )
+    train, test = _images_by_class(root, "train"), _images_by_class(root, "test")
+    for name in VALIDATION:
+        if name in folders:
+            return {"train": train, "validation": _images_by_class(root, name), "test": test}
+    kept, held_out = hold_out(_labels(train, None), validation, seed)
+    return {"train": _pick(train, kept), "validation": _pick(train, held_out), "test": test}
+
+
+def _images_by_class(root: Path, part: str) -> list[str]:
+    """Relative paths of the images in the class folders of a part, sorted."""
+    found: list[str] = []
+    for label in _folders(root / part):
+        names = [entry.name for entry in _entries(root / part / label) if Path(entry.name).suffix.lower() in SUFFIXES]
+        if not names:
+            raise InputError(f"the class folder {root / part / label} holds no images; fill it or remove it")
+        found += [f"{part}/{label}/{name}".lstrip("/") for name in names]
+    if not found:
+        raise InputError(
+            f"{root / part} holds no images; put them into one folder a class, as in {part or 'cat'}/0001.jpg"
+        )
+    return found
+
+
+def _checked_classes(root: Path, parts: Listing) -> tuple[str, ...]:
+    """The classes of train, after making sure that no other part has more and that no part is empty."""
+    classes = tuple(sorted({_class_of(path) for path in parts["train"]}))
+    for part, paths in parts.items():
+        if not paths:
+            raise InputError(f"{root} has too few images: none are left for {part}; add some to every class")
+        if unknown := sorted({_class_of(path) for path in paths} - set(classes)):
+            raise InputError(f"{root}: {part} has images of {', '.join(unknown)} but train has none; add some to train")
+    if len(classes) < 2:
+        raise InputError(f"{root} has the single class {classes[0]}; a classifier needs two or more")
+    return classes
+
+
+def _labels(paths: list[str], classes: tuple[str, ...] | None) -> NDArray[np.int64]:
+    names = [_class_of(path) for path in paths]
+    number = {name: n for n, name in enumerate(classes or sorted(set(names)))}
+    return np.array([number[name] for name in names], np.int64)
+
+
+def _class_of(path: str) -> str:
+    return path.split("/")[-2]
+
+
+def _pick(paths: list[str], index: NDArray[np.int64]) -> list[str]:
+    return [paths[i] for i in index]
+
+
+def _folders(folder: Path) -> list[str]:
+    return [entry.name for entry in _entries(folder) if entry.is_dir()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What the folder holds, sorted, but for hidden files."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read: {error.strerror}; make it a readable folder") from None

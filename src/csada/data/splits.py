@@ -1,0 +1,157 @@
+"""A data set as csada holds it: three parts of samples and labels, kept as stored until a batch is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from csada.data.augment import Augmentation, Normalization
+from csada.errors import InputError
+
+
+class Batch(NamedTuple):
+    """What a model and a method take: inputs, labels and, where costs differ from sample to sample, their cost rows."""
+
+    x: Tensor
+    y: Tensor
+    costs: Tensor | None = None  # [N, K]: what predicting each class would cost for this very sample
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples and labels. uint8 images stay uint8, in memory, on the device or mapped from a file, until used."""
+
+    x: Tensor  # [N, ...]; images are [N, C, H, W]
+    y: Tensor  # [N] int64
+    normalization: Normalization = field(default_factory=Normalization)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    size: int | None = None  # the side to which images are resized when they are used
+    costs: Tensor | None = None  # [N, K], only where costs differ from sample to sample
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise InputError(f"{len(self.x)} samples but {len(self.y)} labels; give one label a sample")
+        if self.costs is not None and len(self.costs) != len(self.y):
+            raise InputError(f"{len(self.costs)} rows of costs but {len(self.y)} samples; give one row a sample")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __repr__(self) -> str:
+        dtype = str(self.x.dtype).removeprefix("torch.")
+        shape = tuple(self.x.shape[1:])
+        return f"Part({len(self):,} samples of {shape} {dtype}, {self.normalization}, {self.augmentation})"
+
+    def batch(
+        self, index: Tensor, device: torch.device | str = "cpu", generator: torch.Generator | None = None
+    ) -> Batch:
+        """The samples at `index` as a model takes them; augmented when a generator is given."""
+        index = index.to(self.x.device)
+        x = self.x.index_select(0, index).to(device, non_blocking=True)  # ten times as fast as x[index] on a CPU
+        y = self.y[index].to(device, non_blocking=True)
+        costs = None if self.costs is None else self.costs[index].to(device, non_blocking=True)
+        if generator is not None:
+            x = self.augmentation(x, generator, self.size)
+        if self.size is not None and x.shape[-2:] != (self.size, self.size):
+            x = F.interpolate(x.float(), (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+        return Batch(self.normalization(x), y, costs)
+
+    def to(self, device: torch.device | str) -> Part:
+        costs = None if self.costs is None else self.costs.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), costs=costs)
+
+    def take(self, index: Tensor | NDArray[np.int64]) -> Part:
+        index = torch.as_tensor(index, device=self.x.device)
+        costs = None if self.costs is None else self.costs[index]
+        return replace(self, x=self.x.index_select(0, index), y=self.y[index], costs=costs)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """train is learnt from, validation is chosen on, test is looked at once."""
+
+    train: Part
+    validation: Part
+    test: Part
+    classes: tuple[str, ...]
+    name: str = "data"
+    skipped: tuple[str, ...] = ()  # files left out because they could not be read, when the user asked for that
+
+    def __repr__(self) -> str:
+        rows = [f"{part}: {len(getattr(self, part)):,}" for part in ("train", "validation", "test")]
+        return f"Splits({self.name!r}, {len(self.classes)} classes, {', '.join(rows)}; {self.train!r})"
+
+
+def stratified(labels: Sequence[int] | NDArray[np.int64], parts: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
+    """Indices split into len(parts) groups in those proportions, class by class; the same seed, the same split.
+
+    Every class is shuffled and cut at the rounded cumulative proportions, so each group has its share of each class to
+    within one sample.
+    """
+    labels = np.asarray(labels)
+    generator = np.random.default_rng(seed)
+    edges = np.cumsum(parts) / np.sum(parts)
+    groups: list[list[NDArray[np.int64]]] = [[] for _ in parts]
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        cuts = np.round(edges[:-1] * len(members)).astype(int)
+        for group, chunk in zip(groups, np.split(members, cuts), strict=True):
+            group.append(chunk)
+    return [np.sort(np.concatenate(group)) if group else np.empty(0, np.int64) for group in groups]
+
+
+def proportional(labels: Sequence[int] | NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+    """`count` indices drawn class by class in proportion, at least one of each class; the same seed, the same indices.
+
+    What remains after rounding down goes to the classes with the largest remainders, so that the total is exact.
+    """
+    labels = np.asarray(labels)
+    _, sizes = np.unique(labels, return_counts=True)
+    exact = sizes * (count / max(len(labels), 1))
+    quotas = np.maximum(np.floor(exact).astype(int), 1)
+    largest = np.argsort(quotas - exact, kind="stable")
+    quotas[largest[: max(count - quotas.sum(), 0)]] += 1
+    generator = np.random.default_rng(seed)
+    drawn = [
+        generator.permutation(np.flatnonzero(labels == label))[:quota]
+        for label, quota in zip(np.unique(labels), quotas, strict=True)
+    ]
+    return np.sort(np.concatenate(drawn)) if drawn else np.empty(0, np.int64)
+
+
+def hold_out(
+    labels: Sequence[int] | NDArray[np.int64], validation: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(training, validation) indices, stratified; `validation` is a count when it is an int, else a fraction."""
+    n = len(labels)
+    count = validation if isinstance(validation, int) else round(validation * n)
+    if not 0 < count < n:
+        raise InputError(
+            f"validation={validation} of {n:,} training samples; give a fraction below 1 or a smaller count"
+        )
+    kept = proportional(labels, n - count, seed)
+    return kept, np.setdiff1d(np.arange(n), kept, assume_unique=True)
+
+
+def scaled(splits: Splits, scale: float, seed: int) -> Splits:
+    """A stratified fraction of every part, for a quick try; 1 leaves everything as it is."""
+    check_scale(scale)
+    if scale == 1:
+        return splits
+    train, validation, test = (
+        part.take(proportional(part.y.numpy(), round(scale * len(part)), seed))
+        for part in (splits.train, splits.validation, splits.test)
+    )
+    return replace(splits, train=train, validation=validation, test=test)
+
+
+def check_scale(scale: float) -> None:
+    if not 0 < scale <= 1:
+        raise InputError(f"scale must be above 0 and at most 1, got {scale}")

@@ -1,0 +1,125 @@
+"""What every method is: a small frozen value that turns a model and a batch into one scalar to descend on.
+
+A new method is one file with one frozen dataclass, and one line in `METHODS`. Methods never inherit from each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from csada.costs import CostMatrix
+from csada.data.batches import as_part
+from csada.data.splits import Part, Splits
+from csada.errors import InputError
+
+Trainer = Callable[
+    [nn.Module, Any], nn.Module
+]  # plain cross-entropy training with the caller's settings: (model, data)
+
+
+class Method(Protocol):
+    """`prepare` runs once, before the optimiser is built; the call runs once a batch."""
+
+    @property
+    def costs(self) -> CostMatrix: ...
+
+    def prepare(
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+    ) -> tuple[nn.Module, Any]:
+        """Extra heads, resampling, relabelling; most methods return both as they are."""
+        ...
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        costs: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """One scalar. `costs`, where given, is [N, K]: these samples' own costs instead of the matrix's rows."""
+        ...
+
+
+def cost_rows(matrix: CostMatrix, y: Tensor, costs: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[N, K]: what each prediction would cost for each sample of the batch."""
+    if costs is not None:
+        return costs.to(y.device, dtype)
+    return cost_table(matrix, y.device, dtype)[y]
+
+
+@lru_cache(maxsize=64)
+def cost_table(matrix: CostMatrix, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The matrix as a tensor, copied to a device once."""
+    return torch.tensor(matrix.values, dtype=dtype, device=device)
+
+
+def scores(model: nn.Module, x: Tensor) -> Tensor:
+    """The model's logits in single precision or better: losses take logarithms of what comes of them."""
+    return at_least_single(model(x))
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    return values.float() if values.dtype.itemsize < 4 else values
+
+
+def log_one_minus_p(logits: Tensor) -> Tensor:
+    """[N, K]: log(1 - p_z) for every class, finite and with finite gradients even at p_z = 1.
+
+    For the likeliest class it is a difference of two logsumexp, over the other classes and over all. Every other class
+    has p <= 1/2, where log1p(-p) is exact; so no sample needs a table of K x K.
+    """
+    top = logits.argmax(1, keepdim=True)
+    of_top = logits.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True) - logits.logsumexp(1, keepdim=True)
+    # the top's p is replaced before the logarithm, not after: log1p(-1) would send NaN back through the choice
+    return torch.log1p(-logits.softmax(1).scatter(1, top, 0.0)).scatter(1, top, of_top)
+
+
+def on_train(data: Any, change: Callable[[Part], Part], method: str) -> Any:
+    """The data with its training part changed; validation and test stay as they are."""
+    part = as_part(data)
+    if not isinstance(part, Part):
+        kind = type(data).__name__
+        raise InputError(f"{method} changes the training data and needs tensors: give (x, y) or Splits, not a {kind}")
+    return replace(data, train=change(part)) if isinstance(data, Splits) else change(part)
+
+
+def own_generator(generator: torch.Generator | None, device: torch.device | str | None = None) -> torch.Generator:
+    """The generator, or one seeded with 0; on another device, one seeded by a draw from it. Never the global state."""
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    if device is None or generator.device == torch.device(device):
+        return generator
+    seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+    return torch.Generator(device).manual_seed(int(seed))
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator, like: Tensor, gain: float = 1.0) -> nn.Linear:
+    """A Linear with Glorot's uniform weights drawn from the generator, on the device and of the type of `like`."""
+    layer = blank_linear(inputs, outputs, like)
+    bound = gain * math.sqrt(6 / (inputs + outputs))
+    with torch.no_grad():
+        uniform = torch.rand(outputs, inputs, generator=generator, device=generator.device)
+        layer.weight.copy_((2 * uniform - 1) * bound)
+        layer.bias.zero_()
+    return layer
+
+
+def blank_linear(inputs: int, outputs: int, like: Tensor) -> nn.Linear:
+    """A Linear whose values are still to be set: nn.Linear's own would be drawn from the global random state."""
+    layer: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        nn.Linear, inputs, outputs, device=like.device, dtype=like.dtype
+    )
+    return layer
+
+
+def first_parameter(model: nn.Module) -> Tensor:
+    """Tells the device and the type of a model."""
+    return next(model.parameters(), torch.empty(0))

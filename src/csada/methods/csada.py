@@ -1,0 +1,197 @@
+"""CSADA: cross-entropy on the samples, plus lambda times cross-entropy on targeted adversarial examples of them.
+
+    l_augmented = 1/N sum_i [ l(x_i, y_i) + lambda sum_z c~(y_i, z) l(x_i + delta_i^z, y_i) ]          (Algorithm 2: "full")
+
+Attacking every sample towards every class is too dear, so Algorithm 3 draws. An estimator is a way of drawing *tasks*
+(sample i, target z) with coefficients a; all of them then give  sum_i w_i l(x_i, y_i) + lambda sum_t a_t l(x_t + delta_t, y_t):
+
+    full         every pair of positive weight            a = c~(y_i, z) / N
+    paper        one pair (y', z') ~ c~; class y' attacked  a = 1/N, and the samples not attacked count 1/N again (as printed)
+    unbiased     the same, attacked samples alone           a = 1/N      unbiased for l_augmented
+    class_mean   the same, averaged over the attacked       a = 1/#{y_i = y'}
+    per_sample   M tasks ~ c~(y_i, z), with replacement     a = (sum_i,z c~(y_i, z) / N) / M      unbiased for l_augmented
+    task_mean    the same, averaged over the tasks          a = 1/M      the default: lowest variance, static shapes
+
+The last three differ from the first three in what lambda means: with C balanced classes their penalty is about C times larger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csada.attacks import Bounds, ascend, check_settings
+from csada.costs import CostMatrix
+from csada.errors import InputError
+from csada.models.modes import borrowed_eval, mixes_batch
+
+PAIR_ESTIMATORS = ("paper", "unbiased", "class_mean")  # one pair a batch
+TASK_ESTIMATORS = ("per_sample", "task_mean")  # M tasks a batch, static shapes
+ESTIMATORS = ("full", *PAIR_ESTIMATORS, *TASK_ESTIMATORS)
+
+
+class Tasks(NamedTuple):
+    """Which samples of a batch are attacked towards which classes, and what each adversarial loss counts."""
+
+    sample: Tensor  # [T] index into the batch
+    target: Tensor  # [T]
+    coefficient: Tensor  # [T]
+    again: Tensor | None = None  # [N] extra coefficients of the clean losses inside the penalty (estimator "paper")
+
+
+@dataclass(frozen=True)
+class CSADA:
+    """Algorithms 2 and 3. `weight` is the paper's lambda, `step_size` its eta_2, `steps` its K, `tasks` our M."""
+
+    costs: CostMatrix
+    estimator: str = "task_mean"
+    weight: float = 2.0
+    tau: float = 1.0
+    tasks: int = 64
+    epsilon: float = 1.0
+    step_size: float = 5e-4
+    steps: int = 10
+    norm: str = "linf"
+    step: str = "gradient"
+    bounds: Bounds | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self.epsilon, self.step_size, self.steps, self.norm, self.step)
+        self.costs.weights(self.tau)  # refuses a bad tau
+        if self.estimator not in ESTIMATORS:
+            raise InputError(f"unknown estimator {self.estimator!r}; known: {', '.join(ESTIMATORS)}")
+        if not 0 <= self.weight < float("inf"):
+            raise InputError(f"weight (lambda) must be zero or more, got {self.weight}")
+        if self.tasks < 1:
+            raise InputError(f"tasks must be at least 1, got {self.tasks}")
+
+    def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
+        return model, data
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        costs: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        if costs is not None:
+            raise InputError("csada attacks pairs of classes and cannot use costs that differ from sample to sample")
+        tasks = self.draw(y, generator) if self.weight > 0 else None
+        return F.cross_entropy(model(x), y) if tasks is None else self.loss(model, x, y, tasks)
+
+    def draw(self, y: Tensor, generator: torch.Generator | None = None) -> Tasks | None:
+        """This batch's tasks; None when nothing in it has weight. On a GPU it waits only if some class has no weight."""
+        weights = pair_weights(self.costs, self.tau, y.device)
+        if self.estimator == "full":
+            return full_tasks(y, weights)
+        if self.estimator in PAIR_ESTIMATORS:
+            if not weights.any_class:
+                return None
+            pair = sample_cdf(weights.pairs.flatten().cumsum(0), (1,), generator)
+            return pair_tasks(y, pair // len(weights.pairs), pair % len(weights.pairs), self.estimator)
+        if not (weights.every_class or bool(weights.mass[y].any())):
+            return None
+        return drawn_tasks(y, weights, self.tasks, self.estimator, generator)
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor, tasks: Tasks) -> Tensor:
+        """The loss for tasks that were drawn already."""
+        index, target, coefficient, again = tasks
+        if len(index) == 0 and again is None:
+            return F.cross_entropy(model(x), y)
+        attacked = self.attacked(model, x[index], y[index], target)
+        if mixes_batch(model):
+            # batch norm in training mode must not mix the statistics of the two kinds
+            clean, adversarial = model(x), model(attacked) if len(index) else x.new_zeros(0, len(self.costs))
+        else:
+            clean, adversarial = model(torch.cat([x, attacked])).tensor_split([len(x)])
+        natural = F.cross_entropy(clean, y, reduction="none")
+        penalty = coefficient.to(natural.dtype) @ F.cross_entropy(adversarial, y[index], reduction="none")
+        if again is not None:
+            penalty = penalty + again.to(natural.dtype) @ natural
+        return natural.mean() + self.weight * penalty
+
+    def attacked(self, model: nn.Module, x: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        """Algorithm 1 on a batch, with the model as it is now."""
+        if len(x) == 0:
+            return x
+        with borrowed_eval(model):
+            return ascend(
+                model,
+                x,
+                y,
+                target,
+                self.epsilon,
+                self.step_size,
+                self.steps,
+                self.norm,
+                self.step,
+                self.bounds,
+                shrink=x.is_cpu,
+            ).adversarial
+
+
+class PairWeights(NamedTuple):
+    """c~ and what is drawn with it, on a device."""
+
+    pairs: Tensor  # [C, C]
+    mass: Tensor  # [C] sum over targets
+    cdf: Tensor  # [C, C] cumulative over targets
+    any_class: bool  # has positive weight
+    every_class: bool  # has positive weight: then no batch is without
+
+
+@lru_cache(maxsize=64)
+def pair_weights(costs: CostMatrix, tau: float, device: torch.device) -> PairWeights:
+    pairs = torch.tensor(costs.weights(tau))
+    mass = pairs.sum(1)
+    weighted = mass > 0
+    return PairWeights(
+        pairs.to(device), mass.to(device), pairs.cumsum(1).to(device), bool(weighted.any()), bool(weighted.all())
+    )
+
+
+def full_tasks(y: Tensor, weights: PairWeights) -> Tasks | None:
+    index, target = weights.pairs[y].nonzero(as_tuple=True)
+    return Tasks(index, target, weights.pairs[y[index], target] / len(y)) if len(index) else None
+
+
+def pair_tasks(y: Tensor, truth: Tensor, target: Tensor, estimator: str) -> Tasks | None:
+    """The samples of class `truth` attacked towards `target`."""
+    chosen = y == truth
+    index = chosen.nonzero()[:, 0]
+    if estimator == "paper":
+        return Tasks(index, target.expand(len(index)), _full(index, 1 / len(y)), (~chosen).double() / len(y))
+    if len(index) == 0:
+        return None
+    share = 1 / len(y) if estimator == "unbiased" else 1 / len(index)
+    return Tasks(index, target.expand(len(index)), _full(index, share))
+
+
+def drawn_tasks(
+    y: Tensor, weights: PairWeights, tasks: int, estimator: str, generator: torch.Generator | None
+) -> Tasks:
+    """`tasks` pairs (sample, target) with probability proportional to c~(y_i, z): the sample first, then its target."""
+    mass = weights.mass[y]
+    index = sample_cdf(mass.cumsum(0), (tasks,), generator)
+    target = sample_cdf(weights.cdf[y[index]], (tasks, 1), generator)[:, 0]
+    scale = torch.ones_like(mass[0]) if estimator == "task_mean" else mass.mean()
+    return Tasks(index, target, (scale / tasks).expand(tasks))
+
+
+def sample_cdf(cdf: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Indices drawn in proportion to the steps of a cumulative sum along its last axis; one of weight zero never comes."""
+    total = cdf[..., -1:]
+    u = torch.rand(shape, dtype=cdf.dtype, device=cdf.device, generator=generator) * total
+    return torch.searchsorted(cdf, torch.minimum(u, total.nextafter(torch.zeros_like(total))), right=True)
+
+
+def _full(like: Tensor, value: float) -> Tensor:
+    return torch.full(like.shape, value, dtype=torch.float64, device=like.device)

@@ -1,0 +1,100 @@
+"""MetaCost (Domingos, 1999): relabel every sample with the class of least expected cost, then train as usual.
+
+    label_i = argmin_z  sum_y  p(y | x_i) c(y, z)
+
+p is the mean softmax of a bagged ensemble: copies of the model, each trained on a bootstrap resample by the caller's
+own trainer. A sample's own cost row stands in for its true class's row of the matrix; the new labels then carry the
+costs, so the relabelled part has no cost rows. The original bags 50 trees; ten networks are dear enough.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csada.costs import CostMatrix
+from csada.data.batches import batches
+from csada.data.splits import Part
+from csada.errors import InputError
+from csada.methods.base import Trainer, cost_table, first_parameter, on_train, own_generator, scores
+
+
+@dataclass(frozen=True)
+class MetaCost:
+    """out_of_bag: judge a sample only by members that were not trained on it (by all where there is none)."""
+
+    costs: CostMatrix
+    bags: int = 10
+    out_of_bag: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bags < 1:
+            raise InputError(f"bags must be at least 1, got {self.bags}")
+
+    def prepare(
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+    ) -> tuple[nn.Module, Any]:
+        if train is None:
+            raise InputError(
+                "metacost trains an ensemble first; pass train=, a function (model, data) -> trained model"
+            )
+        rng = own_generator(generator)
+
+        def relabel(part: Part) -> Part:
+            p = self.probabilities(model, part, train, rng)
+            return replace(part, y=cheapest(p, part, self.costs).to(part.y.device), costs=None)
+
+        return model, on_train(data, relabel, "metacost")
+
+    def probabilities(self, model: nn.Module, part: Part, train: Trainer, rng: torch.Generator) -> Tensor:
+        """[N, K]: the ensemble's mean softmax for every sample."""
+        n = len(part)
+        total = torch.zeros(n, len(self.costs), dtype=torch.float64)
+        total_unseen = total.clone()
+        members_unseen = torch.zeros(n, 1, dtype=torch.float64)
+        for _ in range(self.bags):
+            bag = torch.randint(n, (n,), generator=rng, device=rng.device).cpu()
+            member = predict(train(copy.deepcopy(model), part.take(bag)), part)
+            unseen = torch.ones(n, 1, dtype=torch.float64)
+            unseen[bag] = 0
+            total, total_unseen = total + member, total_unseen + unseen * member
+            members_unseen += unseen
+        mean = total / self.bags
+        if not self.out_of_bag:
+            return mean
+        return torch.where(members_unseen > 0, total_unseen / members_unseen.clamp_min(1), mean)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        costs: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return F.cross_entropy(scores(model, x), y)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, part: Part) -> Tensor:
+    """[N, K]: the softmax of every sample, in order and not augmented, on the CPU."""
+    model.eval()
+    device = first_parameter(model).device
+    parts = [scores(model, batch.x).double().softmax(1).cpu() for batch in batches(part, 512, device).epoch()]
+    return torch.cat(parts)
+
+
+def cheapest(p: Tensor, part: Part, costs: CostMatrix) -> Tensor:
+    """[N]: the class of least expected cost. Ties go to the smaller class number."""
+    table = cost_table(costs, torch.device("cpu"), torch.float64)
+    expected = p @ table
+    if part.costs is not None:
+        y = part.y.cpu()
+        expected = expected + p.gather(1, y[:, None]) * (part.costs.cpu().double() - table[y])
+    return expected.argmin(1)

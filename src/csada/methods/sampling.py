@@ -1,0 +1,143 @@
+"""Costs through the training set: dear samples more often, cheap ones less often, then plain cross-entropy.
+
+A sample costs what a mistake on it may cost, C_i = sum_z c(y_i, z); a class, the mean over its samples. Resampling
+happens once, in `prepare`, and sees which classes are dear, not which pairs.
+
+    oversampling    class k grows to N_base C_k / C_base samples; base: the class of smallest C / N (Zhou & Liu, 2005)
+    undersampling   class k shrinks to that number; base: the class of largest C / N (dropped at random, without the
+                    authors' preference for redundant samples)
+    costing         a sample is kept with probability C_i / max C (Zadrozny, Langford & Abe, 2003; they average the
+                    models of several draws, here a seed is one draw)
+
+Oversampling leaves a class without cost as it is; undersampling keeps one sample of it, so that no class disappears.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csada.costs import CostMatrix
+from csada.data.splits import Part
+from csada.methods.base import Trainer, cost_rows, on_train, own_generator, scores
+
+
+@dataclass(frozen=True)
+class Oversampling:
+    costs: CostMatrix
+
+    def prepare(
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+    ) -> tuple[nn.Module, Any]:
+        rng = own_generator(generator)
+
+        def grow(part: Part) -> Part:
+            wanted, counts = proportional_counts(part, self.costs, largest=False)
+            chosen = [torch.arange(len(part))]
+            for k, extra in enumerate((wanted - counts).tolist()):
+                if extra > 0:
+                    members = (part.y.cpu() == k).nonzero()[:, 0]
+                    draw = torch.randint(len(members), (extra,), generator=rng, device=rng.device)
+                    chosen.append(members[draw.cpu()])
+            return part.take(torch.cat(chosen).sort().values)
+
+        return model, on_train(data, grow, "oversampling")
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        costs: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return F.cross_entropy(scores(model, x), y)
+
+
+@dataclass(frozen=True)
+class Undersampling:
+    costs: CostMatrix
+
+    def prepare(
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+    ) -> tuple[nn.Module, Any]:
+        rng = own_generator(generator)
+
+        def shrink(part: Part) -> Part:
+            wanted, _ = proportional_counts(part, self.costs, largest=True)
+            shuffled = torch.randperm(len(part), generator=rng, device=rng.device).cpu()
+            labels = part.y.cpu()[shuffled]
+            chosen = [shuffled[labels == k][:count] for k, count in enumerate(wanted.tolist())]
+            return part.take(torch.cat(chosen).sort().values)
+
+        return model, on_train(data, shrink, "undersampling")
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        costs: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return F.cross_entropy(scores(model, x), y)
+
+
+@dataclass(frozen=True)
+class Costing:
+    costs: CostMatrix
+
+    def prepare(
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+    ) -> tuple[nn.Module, Any]:
+        rng = own_generator(generator)
+
+        def reject(part: Part) -> Part:
+            cost = sample_costs(part, self.costs)
+            luck = torch.rand(len(part), generator=rng, device=rng.device, dtype=torch.float64).cpu()
+            return part.take((luck * cost.max() < cost).nonzero()[:, 0] if cost.max() > 0 else torch.arange(len(part)))
+
+        return model, on_train(data, reject, "costing")
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        costs: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return F.cross_entropy(scores(model, x), y)
+
+
+def sample_costs(part: Part, costs: CostMatrix) -> Tensor:
+    """[N]: C_i, on the CPU."""
+    own = None if part.costs is None else part.costs.cpu()
+    return cost_rows(costs, part.y.cpu(), own, torch.float64).sum(1)
+
+
+def proportional_counts(part: Part, costs: CostMatrix, *, largest: bool) -> tuple[Tensor, Tensor]:
+    """([K], [K]): samples of each class in proportion to its cost, and as they are now.
+
+    With the base of the smallest cost a sample no class need shrink, with that of the largest none need grow.
+    """
+    labels = part.y.cpu()
+    counts = torch.bincount(labels, minlength=len(costs))
+    cost = torch.zeros(len(counts), dtype=torch.float64).index_add(
+        0, labels, sample_costs(part, costs)
+    ) / counts.clamp_min(1)
+    density = cost / counts  # a class without samples: infinite or NaN, and never the base
+    candidates = density[(counts > 0) & (cost > 0)]
+    if len(candidates) == 0:
+        return counts, counts
+    wanted = (cost / (candidates.max() if largest else candidates.min())).round().long()
+    if largest:
+        return torch.minimum(wanted.clamp_min(1), counts), counts
+    return torch.where(counts > 0, torch.maximum(wanted, counts), counts), counts

@@ -1,0 +1,315 @@
+"""Every hard-label number derives from one table of counts: confusion[y, z] = how often truth y was predicted z.
+
+Two things it cannot hold are kept beside it: cases referred to a person, and costs that differ from sample to sample.
+Pure NumPy, so that records can be read, compared and reported where there is no PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import beta
+from scipy.stats import t as student_t
+
+from csada.costs import ClassLike, CostMatrix
+from csada.errors import InputError
+
+Counts = NDArray[np.int64]
+
+REFER = -1  # the prediction that leaves a case to a person
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def confusion_counts(truth: ArrayLike, predicted: ArrayLike, n: int) -> Counts:
+    """confusion[y, z] for labels 0 .. n-1."""
+    truth, predicted = np.asarray(truth, dtype=np.int64).ravel(), np.asarray(predicted, dtype=np.int64).ravel()
+    if len(truth) != len(predicted):
+        raise InputError(f"{len(truth)} labels but {len(predicted)} predictions; give one prediction a label")
+    for what, values in (("label", truth), ("prediction", predicted)):
+        if len(values) and not (values.min() >= 0 and values.max() < n):
+            bad = values[(values < 0) | (values >= n)][0]
+            raise InputError(f"{what} {bad} is out of range; there are {n} classes, 0 to {n - 1}")
+    return np.bincount(truth * n + predicted, minlength=n * n).reshape(n, n)
+
+
+def check_table(values: ArrayLike, what: str, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
+    """Costs with a row a sample and a column a class: finite and zero or more."""
+    table = np.array(values, dtype=np.float64)
+    if table.ndim != 2 or (shape is not None and table.shape != shape):
+        needed = "(samples, classes)" if shape is None else f"{shape}"
+        raise InputError(f"{what} have shape {table.shape}; {needed} is needed: a row a sample, a column a class")
+    if (bad := ~(np.isfinite(table) & (table >= 0))).any():
+        i, k = map(int, np.argwhere(bad)[0])
+        raise InputError(f"{what}: sample {i}, class {k} is {table[i, k]:g}; costs must be finite and zero or more")
+    return table
+
+
+def accuracy(confusion: NDArray[np.integer]) -> float:
+    return float(np.trace(confusion) / max(confusion.sum(), 1))
+
+
+def total_cost(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
+    return float((confusion * costs.values).sum())
+
+
+def weighted_error_rate(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
+    """The mean cost of a prediction; with unit costs it is the error rate."""
+    return total_cost(confusion, costs) / max(int(confusion.sum()), 1)
+
+
+def pairwise_error_rates(confusion: NDArray[np.integer]) -> NDArray[np.float64]:
+    """rates[y, z] = share of the samples of class y that were called z; NaN in the row of a class without samples."""
+    rows = confusion.sum(axis=1, keepdims=True)
+    return np.asarray(np.divide(confusion, rows, out=np.full(confusion.shape, np.nan), where=rows > 0))
+
+
+def exact_bounds(errors: int, samples: int, confidence: float = 0.95) -> Interval:
+    """Clopper-Pearson, two-sided. The upper end at confidence c is also the one-sided bound at (1 + c) / 2."""
+    if not 0 <= errors <= samples:
+        raise InputError(f"{errors} errors of {samples} samples; errors must be from 0 to the number of samples")
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, errors, samples - errors + 1)) if errors > 0 else 0.0
+    high = float(beta.ppf(1 - tail, errors + 1, samples - errors)) if errors < samples else 1.0
+    return Interval(low, high)
+
+
+def at_most(errors: int, samples: int, confidence: float = 0.95) -> float:
+    """The one-sided upper bound on an error rate: 0 of 120 is at most 2.5 % (95 %)."""
+    return exact_bounds(errors, samples, 2 * confidence - 1).high
+
+
+class Mean(NamedTuple):
+    """A mean over replications and half the width of its 95 % interval (Student's t)."""
+
+    value: float
+    half_width: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ± {self.half_width:.2f}"
+
+
+def mean_interval(values: ArrayLike, confidence: float = 0.95) -> Mean:
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < 2:
+        return Mean(float(array.mean()), float("nan"))
+    spread = array.std(ddof=1) / np.sqrt(len(array))
+    return Mean(float(array.mean()), float(student_t.ppf((1 + confidence) / 2, len(array) - 1) * spread))
+
+
+def bootstrap(
+    confusion: Counts,
+    costs: CostMatrix,
+    statistic: str,
+    confidence: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+    *,
+    referred: int = 0,
+    referral_cost: float = 0.0,
+) -> Interval:
+    """Percentile bootstrap over the test samples.
+
+    A statistic of the counts sees a sample only through its cell (referred cases are one more), so drawing samples
+    again is drawing the table from a multinomial: the samples themselves are not needed.
+    """
+    check_statistic(statistic)
+    counts = np.append(confusion, referred)
+    n = int(counts.sum())
+    if n == 0:
+        return Interval(float("nan"), float("nan"))
+    cells = np.flatnonzero(counts)
+    tables = np.random.default_rng(seed).multinomial(n, counts[cells] / n, size=draws)
+    if statistic == "accuracy":
+        automatic = tables @ np.append(np.ones(confusion.size), 0.0)[cells]
+        values = tables @ np.append(np.eye(len(confusion)), 0.0)[cells] / np.maximum(automatic, 1)
+    else:
+        values = tables @ np.append(costs.values, referral_cost)[cells]
+        values = values / n if statistic == "weighted_error_rate" else values
+    return _percentiles(values, confidence)
+
+
+def bootstrap_paid(
+    paid: NDArray[np.float64], statistic: str, confidence: float = 0.95, draws: int = 2000, seed: int = 0
+) -> Interval:
+    """The same for samples that each paid their own cost: these are drawn again."""
+    check_statistic(statistic)
+    if len(paid) == 0:
+        return Interval(float("nan"), float("nan"))
+    generator = np.random.default_rng(seed)
+    means = np.array([paid[generator.integers(len(paid), size=len(paid))].mean() for _ in range(draws)])
+    return _percentiles(means * len(paid) if statistic == "total_cost" else means, confidence)
+
+
+STATISTICS = ("accuracy", "weighted_error_rate", "total_cost")
+
+
+def check_statistic(statistic: str) -> None:
+    if statistic not in STATISTICS:
+        raise InputError(f"no interval for {statistic!r}; known: {', '.join(STATISTICS)}")
+
+
+def _percentiles(values: NDArray[np.float64], confidence: float) -> Interval:
+    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(low), float(high))
+
+
+class Paid(NamedTuple):
+    """What was really paid, where costs differ from sample to sample."""
+
+    by_sample: NDArray[np.float64]  # [N], in the data's order; a referred one paid for the referral
+    by_pair: NDArray[np.float64]  # [K, K], over the samples of truth y that were called z
+
+
+class PairError(NamedTuple):
+    """How often one class was called another. A pair reads as its rate: float(pair), or pair.rate."""
+
+    truth: str
+    predicted: str
+    cost: float
+    errors: int
+    samples: int
+
+    @property
+    def rate(self) -> float:
+        return self.errors / self.samples if self.samples else float("nan")
+
+    @property
+    def bounds(self) -> Interval:
+        """Two-sided exact 95 % bounds."""
+        return exact_bounds(self.errors, self.samples) if self.samples else Interval(0.0, 1.0)
+
+    def __float__(self) -> float:
+        return self.rate
+
+    def __str__(self) -> str:
+        if not self.samples:
+            return f"{self.truth} -> {self.predicted}: no samples of {self.truth}"
+        bound = at_most(self.errors, self.samples)
+        return (
+            f"{self.truth} -> {self.predicted}: {self.errors} of {self.samples} ({100 * self.rate:.2f} %), "
+            f"at most {100 * bound:.1f} % (one-sided 95 %)"
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model got right and wrong, and what that cost.
+
+    Costs are over all cases, so that referring them is never free; accuracy and pair errors are over those decided
+    automatically, which are the share `coverage`. With costs per sample (`paid`) every cost is what was really paid.
+    """
+
+    confusion: Counts
+    costs: CostMatrix
+    name: str = field(default="", kw_only=True)
+    paid: Paid | None = field(default=None, kw_only=True)
+    referred: int = field(default=0, kw_only=True)
+    referral_cost: float = field(default=0.0, kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        truth: ArrayLike,
+        predicted: ArrayLike,
+        costs: CostMatrix,
+        *,
+        example_costs: ArrayLike | None = None,
+        referral_cost: float | None = None,
+        name: str = "",
+    ) -> Evaluation:
+        """From labels and predictions.
+
+        example_costs: [N, K], what predicting each class costs for that very sample, its truth being known; a correct
+        prediction pays its entry too, usually 0. referral_cost: what a prediction of REFER (-1) costs; without it there
+        may be none.
+        """
+        truth, predicted = np.asarray(truth, dtype=np.int64).ravel(), np.asarray(predicted, dtype=np.int64).ravel()
+        kept = predicted != REFER if referral_cost is not None and len(truth) == len(predicted) else slice(None)
+        confusion = confusion_counts(truth[kept], predicted[kept], len(costs))
+        fee = referral_cost or 0.0
+        paid = None
+        if example_costs is not None:
+            table = check_table(example_costs, "example costs", (len(truth), len(costs)))
+            by_sample = np.where(predicted == REFER, fee, table[np.arange(len(truth)), predicted])
+            by_pair = np.zeros(confusion.shape)
+            np.add.at(by_pair, (truth[kept], predicted[kept]), by_sample[kept])
+            paid = Paid(by_sample, by_pair)
+        referred = len(truth) - int(confusion.sum())
+        return cls(confusion, costs, name=name, paid=paid, referred=referred, referral_cost=fee)
+
+    @property
+    def samples(self) -> int:
+        return int(self.confusion.sum()) + self.referred
+
+    @property
+    def coverage(self) -> float:
+        """The share of cases that were decided automatically."""
+        return float(self.confusion.sum() / max(self.samples, 1))
+
+    @property
+    def accuracy(self) -> float:
+        return accuracy(self.confusion)
+
+    @property
+    def total_cost(self) -> float:
+        if self.paid is not None:
+            return float(self.paid.by_sample.sum())
+        return total_cost(self.confusion, self.costs) + self.referred * self.referral_cost
+
+    @property
+    def weighted_error_rate(self) -> float:
+        """The mean cost of a case."""
+        return self.total_cost / max(self.samples, 1)
+
+    @property
+    def pairwise_error_rates(self) -> NDArray[np.float64]:
+        return pairwise_error_rates(self.confusion)
+
+    def pair_error(self, y: ClassLike, z: ClassLike) -> PairError:
+        i, j = self.costs.index(y), self.costs.index(z)
+        names = self.costs.classes
+        row = self.confusion[i]
+        return PairError(names[i], names[j], float(self.costs.values[i, j]), int(row[j]), int(row.sum()))
+
+    def top_pairs(self, k: int = 3) -> list[PairError]:
+        """The pairs that would cost most a mistake, and how often they happened."""
+        return [self.pair_error(y, z) for y, z in self.costs.top_pairs(k)]
+
+    def costliest_pairs(self, k: int = 3) -> list[PairError]:
+        """The pairs that did cost most in all, most expensive first; pairs that cost nothing are left out."""
+        paid = self.paid.by_pair if self.paid is not None else self.confusion * self.costs.values
+        order = np.argsort(-paid, axis=None, kind="stable")[:k]
+        return [self.pair_error(int(i // len(paid)), int(i % len(paid))) for i in order if paid.ravel()[i] > 0]
+
+    def interval(self, statistic: str, confidence: float = 0.95, *, draws: int = 2000, seed: int = 0) -> Interval:
+        """Bootstrap interval over the test samples for accuracy, weighted_error_rate or total_cost."""
+        if self.paid is not None and statistic != "accuracy":
+            return bootstrap_paid(self.paid.by_sample, statistic, confidence, draws, seed)
+        return bootstrap(
+            self.confusion,
+            self.costs,
+            statistic,
+            confidence,
+            draws,
+            seed,
+            referred=self.referred,
+            referral_cost=self.referral_cost,
+        )
+
+    def __str__(self) -> str:
+        low, high = self.interval("weighted_error_rate")
+        referred = f" ({self.referred:,} referred, {100 * self.coverage:.1f} % automatic)" if self.referred else ""
+        lines = [
+            f"{self.samples:,} samples{referred}, accuracy {100 * self.accuracy:.2f} %, "
+            f"weighted error rate {100 * self.weighted_error_rate:.2f} % (95 %: {100 * low:.2f} to {100 * high:.2f}), "
+            f"total cost {self.total_cost:g}",
+            *(f"  {pair}" for pair in self.top_pairs(3)),
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,31 @@
+"""Classifiers: a few of our own, any nn.Module of yours, and the files they are kept in."""
+
+from csada.models.bundles import load, read_config, save
+from csada.models.layers import freeze, head, replace_head, unfreeze
+from csada.models.plain import cnn, mlp
+from csada.models.recipes import RECIPES, Recipe, Stage
+from csada.models.residual import ResNet, fold_batch_norm, resnet
+from csada.models.weights import load_weights
+from csada.models.zoo import MODELS, arguments_for, create
+
+__all__ = [
+    "MODELS",
+    "RECIPES",
+    "Recipe",
+    "ResNet",
+    "Stage",
+    "arguments_for",
+    "cnn",
+    "create",
+    "fold_batch_norm",
+    "freeze",
+    "head",
+    "load",
+    "load_weights",
+    "mlp",
+    "read_config",
+    "replace_head",
+    "resnet",
+    "save",
+    "unfreeze",
+]

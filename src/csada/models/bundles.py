@@ -1,0 +1,180 @@
+"""A trained model as a folder: model.safetensors (the weights) and model.json (what else it takes to use it).
+
+model.json holds the architecture, its arguments, the class names in the order of the logits, the normalisation of the
+inputs, free metadata, and the hash of the weights, so that a damaged or half-copied folder is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from csada.costs import did_you_mean
+from csada.errors import InputError
+from csada.models.initial import seeded
+from csada.models.weights import WEIGHTS, fill, misfits, read
+from csada.models.zoo import MODELS, Factory, call, create
+
+CONFIG = "model.json"
+FORMAT = 1
+KEYS = ("architecture", "arguments", "classes", "normalization", "metadata")
+
+
+def save(model: nn.Module, path: str | os.PathLike[str], *, config: Mapping[str, Any]) -> Path:
+    """Write the folder `path`; `load` gives the model back. An older bundle there is replaced, other files stay.
+
+    config: `architecture` (a name of MODELS or `package.module:factory`) and `classes` (their names) are needed;
+    `arguments` (what the architecture was created with), `normalization` and `metadata` are plain values.
+    """
+    path = Path(path)
+    _check(config, "config")
+    if differences := misfits(_build(config, "config", trust=True), model.state_dict()):  # it could not be loaded again
+        raise InputError(f"config describes another model than the one to save: {differences}")
+    try:
+        plain = json.loads(json.dumps(dict(config), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"config must hold plain values that JSON can write: {error}") from None
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; a model is saved as a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
+    weights, text = (path / f".{name}.{os.getpid()}.tmp" for name in (WEIGHTS, CONFIG))
+    try:
+        save_file(state, weights)
+        record = {"format": FORMAT, **plain, "sha256": _sha256(weights)}
+        text.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        os.replace(weights, path / WEIGHTS)
+        os.replace(text, path / CONFIG)
+    finally:
+        weights.unlink(missing_ok=True)
+        text.unlink(missing_ok=True)
+    return path
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What was saved beside the weights: architecture, arguments, classes, normalization, metadata."""
+    return _read(Path(path))[0]
+
+
+def load(
+    spec: str | os.PathLike[str], classes: int | None = None, *, seed: int = 0, trust: bool = False, **arguments: Any
+) -> nn.Module:
+    """A model from a name of MODELS, from `package.module:factory`, or from a folder written by `save` (in eval mode).
+
+    A factory is any function or class that gives an nn.Module; it is called with `classes` and `seed` where it takes
+    them. `trust=True` lets a folder name such a factory: calling what a stranger's file names would run their code.
+    """
+    if isinstance(spec, str) and spec in MODELS:
+        if classes is None:
+            raise InputError(f"say for how many classes: load({spec!r}, classes=10)")
+        return create(spec, classes, seed=seed, **arguments)
+    if Path(spec).exists() or not isinstance(spec, str):
+        if arguments:
+            raise InputError(f"{spec} carries its own arguments; leave out {', '.join(arguments)}")
+        return _load_bundle(Path(spec), classes, trust)
+    if ":" in spec:
+        return _load_factory(spec, classes, seed, arguments)
+    hint = did_you_mean(spec, MODELS)
+    raise InputError(f"{spec!r} is neither a model, nor a folder, nor package.module:factory{hint}")
+
+
+def _load_bundle(path: Path, classes: int | None, trust: bool) -> nn.Module:
+    config, digest = _read(path)
+    names = config["classes"]
+    if classes is not None and classes != len(names):
+        raise InputError(f"{path} has {len(names)} classes, not {classes}; load it without classes, then replace_head")
+    state = read(path)
+    if digest != _sha256(path / WEIGHTS):
+        raise InputError(f"{path / WEIGHTS} is damaged: it is not the file that {CONFIG} describes; copy both again")
+    model = _build(config, str(path / CONFIG), trust)
+    fill(model, state, path)
+    return model.eval()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Any]:
+    """The config and the hash that the weights must have."""
+    file = path / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(f"{path} is no saved model: it has no readable {CONFIG}") from None
+    except ValueError as error:
+        raise InputError(f"{file} is damaged: {error}") from None
+    if not isinstance(config, dict) or config.pop("format", None) != FORMAT:
+        raise InputError(f"{file} is not of format {FORMAT}, the one this version of csada reads")
+    digest = config.pop("sha256", None)
+    _check(config, str(file))
+    return {"arguments": {}, "normalization": None, "metadata": {}, **config}, digest
+
+
+def _check(config: Mapping[str, Any], where: str) -> None:
+    for key in config:
+        if key not in KEYS:
+            raise InputError(f"{where}: unknown key {key!r}; known keys: {', '.join(KEYS)}")
+    architecture, classes, arguments = config.get("architecture"), config.get("classes"), config.get("arguments", {})
+    if not isinstance(architecture, str):
+        raise InputError(f"{where}: architecture is {architecture!r}; name a model or package.module:factory")
+    if not isinstance(classes, list | tuple) or not classes or len(set(map(str, classes))) < len(classes):
+        raise InputError(f"{where}: classes is {classes!r}; list a name for each class, all different")
+    if not isinstance(arguments, Mapping):
+        raise InputError(f"{where}: arguments is {arguments!r}; give a table of names and values")
+
+
+def _build(config: Mapping[str, Any], where: str, trust: bool) -> nn.Module:
+    name, classes, arguments = config["architecture"], len(config["classes"]), dict(config.get("arguments", {}))
+    if name in MODELS:
+        try:
+            return create(name, classes, **arguments)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{where}: arguments {arguments} make no {name}: {error}") from None
+    if ":" not in name:
+        raise InputError(f"{where}: unknown architecture {name!r}{did_you_mean(name, MODELS)}")
+    if not trust:
+        raise InputError(f"{where} names code to run, {name!r}; if you trust its author, load it with trust=True")
+    return _load_factory(name, classes, 0, arguments)
+
+
+def _load_factory(spec: str, classes: int | None, seed: int, arguments: dict[str, Any]) -> nn.Module:
+    factory = _import(spec)
+    offered = {"classes": classes, "seed": seed}
+    accepted = inspect.signature(factory).parameters
+    offered = {key: value for key, value in offered.items() if key in accepted and value is not None}
+    with seeded(seed):
+        model = call(factory, spec, {**offered, **arguments})
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{spec} gave a {type(model).__name__}, not an nn.Module")
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if linear and classes is not None and linear[-1].out_features != classes:
+        outputs = linear[-1].out_features
+        raise InputError(f"{spec} gave {outputs} classes, not {classes}; let it take `classes`, or use replace_head")
+    return model
+
+
+def _import(spec: str) -> Factory:
+    module, _, name = spec.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        inspect.signature(found)  # nothing without one can be called with the right arguments
+    except ModuleNotFoundError as error:
+        raise InputError(f"cannot import {spec!r}: {error}; is its folder on PYTHONPATH?") from None
+    except (AttributeError, ValueError, TypeError) as error:
+        raise InputError(f"cannot import {spec!r}: {error}; the form is package.module:factory") from None
+    factory: Factory = found
+    return factory
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

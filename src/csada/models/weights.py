@@ -1,0 +1,120 @@
+"""Tensors from a file into a model: all are compared first, so a model is either loaded whole or left as it was."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from csada.errors import InputError
+from csada.models import layers
+
+HUB = "hub:"  # hub:timm/resnet34.a1_in1k is a repository on the Hugging Face hub
+WEIGHTS = "model.safetensors"
+
+
+def load_weights(
+    model: nn.Module, path: str | os.PathLike[str], *, head: Literal["replace", "keep"] = "replace", seed: int = 0
+) -> nn.Module:
+    """Weights made elsewhere, such as ImageNet's, into `model`: a .safetensors file, a torch file, or `hub:owner/name`.
+
+    A last layer for another number of classes (or none) leaves the model with a newly drawn one; `head="keep"` makes
+    that an error. A first convolution for three channels fits a model for one: its weights are summed, which is what
+    three equal channels would give.
+    """
+    if head not in ("replace", "keep"):
+        raise InputError(f"head must be 'replace' or 'keep', got {head!r}")
+    state = read(_fetch(path) if str(path).startswith(HUB) else Path(path))
+    _sum_channels(model, state)
+    name = layers.head(model)
+    last = model.get_submodule(name)
+    assert isinstance(last, nn.Linear)
+    given = state.get(_within(name, "weight"))
+    unfit = given is None or (
+        given.ndim == 2 and given.shape[1] == last.in_features and given.shape != last.weight.shape
+    )
+    if head == "keep" or not unfit:
+        fill(model, state, path)
+        return model
+    state |= last.state_dict(prefix=_within(name, ""))  # a stopgap that fits, until the new layer is drawn
+    fill(model, state, path)
+    return layers.replace_head(model, last.out_features, seed)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors or torch file, on the CPU; nothing in the file is ever executed."""
+    if path.is_dir():
+        path = path / WEIGHTS
+    if not path.is_file():
+        raise InputError(f"no weights at {path}; give a .safetensors file, a torch file or {HUB}owner/name")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"cannot read the weights {path}: {reason}; the file is damaged or holds no plain tensors"
+        ) from None
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"{path} holds no table of tensors; save it with torch.save(model.state_dict(), ...)")
+    return dict(state)
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], source: str | os.PathLike[str]) -> None:
+    """Copy every tensor to its place; an error names what differs, and then nothing was copied."""
+    if differences := misfits(model, state):
+        raise InputError(f"{os.fspath(source)} does not fit this {type(model).__name__}: {differences}")
+    model.load_state_dict({**model.state_dict(), **state})
+
+
+def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> str:
+    """Which parameters a state lacks, has too many of or has in another shape; empty when it fits."""
+    own = model.state_dict()
+    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]  # old files lack the counter
+    unexpected = [k for k in state if k not in own]
+    shapes = [
+        f"{k} is {tuple(state[k].shape)} and should be {tuple(own[k].shape)}"
+        for k in own
+        if k in state and own[k].shape != state[k].shape
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("shapes", shapes))
+    return "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds if names)
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _within(module: str, part: str) -> str:
+    return f"{module}.{part}" if module else part
+
+
+def _sum_channels(model: nn.Module, state: dict[str, Tensor]) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):  # the first one sees the image
+            weight = state.get(_within(name, "weight"))
+            if weight is not None and weight.ndim == 4 and weight.shape[1] == 3 and module.in_channels == 1:
+                state[_within(name, "weight")] = weight.sum(1, keepdim=True)
+            return
+
+
+def _fetch(name: str | os.PathLike[str]) -> Path:
+    """The weights of a repository on the hub, downloaded or from the local cache."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise InputError(f"{name} needs huggingface_hub: pip install 'csada[hub]'") from None
+    try:
+        return Path(hf_hub_download(str(name).removeprefix(HUB), WEIGHTS))
+    except (OSError, ValueError) as error:  # the hub's own errors derive from these
+        raise InputError(f"cannot fetch {name}: {str(error).strip().splitlines()[0]}") from None

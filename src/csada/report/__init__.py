@@ -1,0 +1,1 @@
+"""Records and arrays to tables, figures and pages. Nothing here imports PyTorch."""

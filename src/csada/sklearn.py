@@ -1,0 +1,432 @@
+"""scikit-learn estimators: CSADA on tables and images, and two ways to make any probabilistic classifier heed costs.
+
+All take `costs` in the constructor, where a grid search finds them, or in `fit`, where they win and where metadata
+routing can send them (`set_fit_request(costs=True)`). They are a CostMatrix, or a table with one row (truth) and one
+column (prediction) a class in the order of `classes_`, or pairs of labels {(truth, predicted): cost}, others costing 1.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import make_scorer
+from sklearn.model_selection import check_cv
+from sklearn.utils import _safe_indexing, assert_all_finite, check_random_state, get_tags, indexable
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from torch import nn
+
+from csada.costs import CostMatrix
+from csada.data.augment import Normalization
+from csada.data.batches import batches
+from csada.decisions import MinimumExpectedCost, expected_costs, fit_temperature
+from csada.errors import InputError
+from csada.methods.csada import CSADA
+from csada.models.initial import seeded
+from csada.models.modes import borrowed_eval, device_of
+from csada.models.plain import mlp
+from csada.training import fit
+
+Array = NDArray[Any]
+Costs = CostMatrix | Mapping[tuple[Any, Any], float] | Any | None
+
+DECISIONS = ("argmax", "minimum_expected_cost")
+LEAST_PROBABILITY = 1e-6  # a forest says 0 of what it never saw; its logarithm must stay finite for a temperature
+
+
+class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A network trained with cross-entropy, then fine-tuned with CSADA.
+
+    module: an nn.Module, which is copied, or a function (x, classes) -> nn.Module of the standardised training samples
+    (it gets `seed=` too if it takes that); None: an MLP with the widths `hidden`, and with hidden=() a linear model.
+    X is [N, F] or images [N, C, H, W]. Features (channels) are standardised unless standardize=False, so step_size and
+    epsilon are in standard deviations. epochs=0 starts from the module as it is; with warm_start=True a second `fit`
+    goes on from the fitted network without training the baseline again. `weight` is the paper's lambda.
+    """
+
+    classes_: Array
+    module_: nn.Module
+
+    def __init__(
+        self,
+        module: Any = None,
+        *,
+        hidden: tuple[int, ...] = (50,),
+        epochs: int = 30,
+        lr: float = 1e-2,
+        fine_tune_epochs: int = 10,
+        fine_tune_lr: float = 1e-3,
+        weight: float = 2.0,
+        tau: float = 1.0,
+        steps: int = 5,
+        step_size: float = 0.05,
+        epsilon: float = 1.0,
+        batch_size: int = 64,
+        decision: str = "argmax",
+        standardize: bool = True,
+        costs: Costs = None,
+        random_state: Any = None,
+        warm_start: bool = False,
+    ) -> None:
+        self.module = module
+        self.hidden = hidden
+        self.epochs = epochs
+        self.lr = lr
+        self.fine_tune_epochs = fine_tune_epochs
+        self.fine_tune_lr = fine_tune_lr
+        self.weight = weight
+        self.tau = tau
+        self.steps = steps
+        self.step_size = step_size
+        self.epsilon = epsilon
+        self.batch_size = batch_size
+        self.decision = decision
+        self.standardize = standardize
+        self.costs = costs
+        self.random_state = random_state
+        self.warm_start = warm_start
+
+    def fit(self, X: Any, y: Any, costs: Costs = None) -> CSADAClassifier:
+        if self.decision not in DECISIONS:
+            raise InputError(f"unknown decision {self.decision!r}; known: {', '.join(DECISIONS)}")
+        going_on = self.warm_start and hasattr(self, "module_")
+        X, y = validate_data(self, X, y, allow_nd=True, dtype=[np.float64, np.float32], reset=not going_on)
+        classes, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
+        if going_on and not np.array_equal(classes, self.classes_):
+            raise InputError(
+                f"y has the classes {_names(classes)}, the fitted network {_names(self.classes_)}; set warm_start=False"
+            )
+        self.classes_ = classes
+        if not going_on:
+            self.shape_ = X.shape[1:]
+            self.normalization_ = standardization(X) if self.standardize else Normalization()
+        x, labels = self._samples(X), torch.from_numpy(index)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        network = self.module_ if going_on else self._network(x, len(classes), seed)
+        dtype = next((p.dtype for p in network.parameters()), x.dtype)
+        shared: dict[str, Any] = {"batch_size": self.batch_size, "seed": seed, "optimizer": "adam"}
+        method = CSADA(
+            self.costs_,
+            weight=self.weight,
+            tau=self.tau,
+            steps=self.steps,
+            step_size=self.step_size,
+            epsilon=self.epsilon,
+            tasks=min(64, self.batch_size),
+        )
+        self.history_: list[dict[str, Any]] = []
+        stages: list[tuple[Any, int, float]] = [(method, self.fine_tune_epochs, self.fine_tune_lr)]
+        if not going_on:
+            stages.insert(0, ("cross_entropy", self.epochs, self.lr))
+        for stage, epochs, lr in stages:
+            if epochs > 0:
+                fitted = fit(network, (x.to(dtype), labels), stage, self.costs_, epochs=epochs, lr=lr, **shared)
+                network = fitted.model
+                self.history_ += fitted.history
+        self.module_ = network
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """Logits, or minus the expected costs; for two classes their difference, positive for the second."""
+        return margins(self._scores(self._logits(X)))
+
+    def predict_proba(self, X: Any) -> Array:
+        """The network's own probabilities, whatever the decision."""
+        return np.asarray(softmax(self._logits(X), axis=1))
+
+    def predict(self, X: Any) -> Array:
+        best = self._scores(self._logits(X)).argmax(1)
+        return np.asarray(self.classes_[best])
+
+    def _scores(self, logits: Array) -> Array:
+        if self.decision == "argmax":
+            return logits
+        return -MinimumExpectedCost(self.costs_).expected_costs(logits)
+
+    def _samples(self, X: Array) -> torch.Tensor:
+        return self.normalization_(torch.tensor(X))
+
+    def _logits(self, X: Any) -> Array:
+        check_is_fitted(self, "module_")
+        X = validate_data(self, X, allow_nd=True, dtype=[np.float64, np.float32], reset=False)
+        if X.shape[1:] != self.shape_:
+            raise InputError(f"samples of shape {X.shape[1:]}, but {self.shape_} in fit; give them the same shape")
+        dtype = next((p.dtype for p in self.module_.parameters()), torch.float64)
+        data = (self._samples(X).to(dtype), torch.zeros(len(X)))
+        with borrowed_eval(self.module_), torch.inference_mode():
+            parts = [self.module_(b.x).cpu().double() for b in batches(data, 1024, device_of(self.module_)).epoch()]
+        return np.asarray(torch.cat(parts).numpy())
+
+    def _network(self, x: torch.Tensor, classes: int, seed: int) -> nn.Module:
+        if self.module is None:
+            # double precision: a sample's probabilities then do not depend on the batch it came in
+            return mlp(x[0].numel(), classes, self.hidden, seed=seed).double()
+        if isinstance(self.module, nn.Module):
+            return self.module  # `fit` trains a copy
+        if not callable(self.module):
+            raise InputError(f"module is {self.module!r}; give an nn.Module or a function (x, classes) -> nn.Module")
+        options = {"seed": seed} if "seed" in inspect.signature(self.module).parameters else {}
+        with seeded(seed):
+            made = self.module(x, classes, **options)
+        if not isinstance(made, nn.Module):
+            raise InputError(f"module made a {type(made).__name__}, not an nn.Module")
+        return made
+
+
+class MinimumExpectedCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Any classifier with probabilities, deciding for the class of least expected cost.
+
+    calibration: None trusts the probabilities; "temperature" fits one on out-of-fold predictions (`cv` as everywhere in
+    scikit-learn) before the estimator is fitted on everything.
+    """
+
+    def __init__(self, estimator: Any, *, costs: Costs = None, calibration: str | None = None, cv: Any = 5) -> None:
+        self.estimator = estimator
+        self.costs = costs
+        self.calibration = calibration
+        self.cv = cv
+
+    def fit(self, X: Any, y: Any, costs: Costs = None) -> MinimumExpectedCostClassifier:
+        if self.calibration not in (None, "temperature"):
+            raise InputError(f"unknown calibration {self.calibration!r}; known: None, 'temperature'")
+        needs_probabilities(self.estimator)
+        X, y = samples_and_labels(X, y)
+        self.classes_, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
+        self.temperature_ = 1.0
+        if self.calibration is not None:
+            folds = list(check_cv(self.cv, y, classifier=True).split(X, y))
+            logs = [
+                log_probabilities(fit_copy(self.estimator, X, y, train), _safe_indexing(X, held), self.classes_)
+                for train, held in folds
+            ]
+            held_out = np.concatenate([held for _, held in folds])
+            self.temperature_ = fit_temperature(np.concatenate(logs), index[held_out])
+        self.estimator_ = clone(self.estimator).fit(X, y)
+        take_features(self, self.estimator_)
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        check_is_fitted(self, "estimator_")
+        if self.calibration is None:
+            return aligned(self.estimator_, X, self.classes_)
+        return np.asarray(softmax(log_probabilities(self.estimator_, X, self.classes_) / self.temperature_, axis=1))
+
+    def decision_function(self, X: Any) -> Array:
+        """Minus the expected costs; for two classes their difference, positive for the second."""
+        p = self.predict_proba(X)
+        return margins(-expected_costs(p, self.costs_))
+
+    def predict(self, X: Any) -> Array:
+        p = self.predict_proba(X)
+        return np.asarray(self.classes_[expected_costs(p, self.costs_).argmin(1)])
+
+    def __sklearn_tags__(self) -> Any:
+        return wrapped_tags(super().__sklearn_tags__(), self.estimator)
+
+
+class MetaCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """MetaCost (Domingos, 1999): relabel every training sample with its class of least expected cost, then fit on that.
+
+    The probabilities are the mean of `n_estimators` copies fitted on bootstrap samples; out_of_bag=True takes for each
+    sample only the copies that did not see it (all of them where there are none).
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        costs: Costs = None,
+        n_estimators: int = 10,
+        out_of_bag: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.costs = costs
+        self.n_estimators = n_estimators
+        self.out_of_bag = out_of_bag
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, costs: Costs = None) -> MetaCostClassifier:
+        if self.n_estimators < 1:
+            raise InputError(f"n_estimators must be at least 1, got {self.n_estimators}")
+        needs_probabilities(self.estimator)
+        X, y = samples_and_labels(X, y)
+        self.classes_, _, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
+        rng = check_random_state(self.random_state)
+        n = len(y)
+        everyone, unseen, members = (
+            np.zeros((n, len(self.classes_))),
+            np.zeros((n, len(self.classes_))),
+            np.zeros((n, 1)),
+        )
+        for _ in range(self.n_estimators):
+            bag = rng.randint(n, size=n)
+            p = aligned(fit_copy(self.estimator, X, y, bag), X, self.classes_)
+            out = np.bincount(bag, minlength=n)[:, None] == 0
+            everyone, unseen, members = everyone + p, unseen + out * p, members + out
+        mean = everyone / self.n_estimators
+        if self.out_of_bag:
+            mean = np.where(members > 0, unseen / np.maximum(members, 1), mean)
+        self.labels_ = self.classes_[expected_costs(mean, self.costs_).argmin(1)]
+        one_left = len(np.unique(self.labels_)) == 1  # most estimators refuse to learn that; the original y will do
+        self.estimator_ = clone(self.estimator).fit(X, y if one_left else self.labels_)
+        self.constant_ = self.labels_[0] if one_left else None
+        take_features(self, self.estimator_)
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        """Of the relabelled classes: the costs are in them already."""
+        check_is_fitted(self, "estimator_")
+        p = aligned(self.estimator_, X, self.classes_)
+        return p if self.constant_ is None else np.tile((self.classes_ == self.constant_).astype(float), (len(p), 1))
+
+    def predict(self, X: Any) -> Array:
+        check_is_fitted(self, "estimator_")
+        predicted = np.asarray(self.estimator_.predict(X))
+        return predicted if self.constant_ is None else np.full_like(predicted, self.constant_)
+
+    def __sklearn_tags__(self) -> Any:
+        return wrapped_tags(super().__sklearn_tags__(), self.estimator)
+
+
+def mean_cost(y_true: Any, y_pred: Any, *, costs: Costs, labels: Any = None) -> float:
+    """The mean cost of a prediction; labels: all classes in order, where y_true may lack some."""
+    classes = np.unique(np.asarray(y_true) if labels is None else np.asarray(labels))
+    table = resolve_costs(costs, classes).values
+    truth, predicted = (np.searchsorted(classes, np.asarray(v)) for v in (y_true, y_pred))
+    for values, found in ((y_true, truth), (y_pred, predicted)):
+        bad = np.asarray(values)[classes[np.minimum(found, len(classes) - 1)] != np.asarray(values)]
+        if len(bad):
+            raise InputError(f"class {_names(bad[:1])} is not among {_names(classes)}; give labels=, all of them")
+    return float(table[truth, predicted].mean())
+
+
+def cost_scorer(costs: Costs, labels: Any) -> Any:
+    """For `scoring=`: minus the mean cost, so that the best is the cheapest."""
+    return make_scorer(mean_cost, greater_is_better=False, costs=costs, labels=labels)
+
+
+def classes_and_costs(y: Array, costs: Costs) -> tuple[Array, NDArray[np.int64], CostMatrix]:
+    """The classes in order, y as their numbers, and the costs in that order."""
+    check_classification_targets(y)
+    classes, index = np.unique(y, return_inverse=True)
+    if len(classes) == 0:
+        raise InputError("y is empty; a classifier needs samples of at least two classes")
+    if len(classes) < 2:
+        raise InputError(f"y has one class only, {_names(classes)}; a classifier needs samples of at least two")
+    return classes, index.astype(np.int64), resolve_costs(costs, classes)
+
+
+def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
+    """The costs of these classes, in this order.
+
+    A named CostMatrix goes by its names (or by number, if the labels are the numbers 0 .. K-1), a table by position.
+    """
+    names = list(map(str, classes))
+    if costs is None:
+        return CostMatrix(CostMatrix.uniform(len(classes)).values, names)
+    if isinstance(costs, Mapping):
+        number = {label: k for k, label in enumerate(classes.tolist())}
+        for label in (label for pair in costs for label in _pair(pair)):
+            if label not in number:
+                raise InputError(f"the costs name class {label!r}, which y never has; its classes: {_names(classes)}")
+        pairs = {(number[truth], number[predicted]): cost for (truth, predicted), cost in costs.items()}
+        return CostMatrix.from_pairs(names, pairs)  # type: ignore[arg-type]
+    matrix = costs if isinstance(costs, CostMatrix) else CostMatrix(costs)
+    numbered = np.array_equal(classes, np.arange(len(matrix))) and set(names) != set(matrix.classes)
+    unnamed = matrix.classes == tuple(map(str, range(len(matrix))))
+    if not (numbered or unnamed):
+        for name in (*matrix.classes, *names):
+            if name not in names:
+                raise InputError(f"the costs name class {name!r}, which y never has; its classes: {_names(classes)}")
+            if name not in matrix.classes:
+                raise InputError(
+                    f"y has class {name!r}, for which there are no costs; they name {_names(matrix.classes)}"
+                )
+        order = [matrix.classes.index(name) for name in names]
+        return CostMatrix(matrix.values[np.ix_(order, order)], names)
+    if len(matrix) != len(classes):
+        raise InputError(
+            f"costs of shape {matrix.values.shape} for {len(classes)} classes, {_names(classes)}; "
+            "give a row and a column for each class that y has, and for no other"
+        )
+    return CostMatrix(matrix.values, names)
+
+
+def _pair(pair: Any) -> tuple[Any, Any]:
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        raise InputError(f"costs has the key {pair!r}; keys are pairs of labels, (truth, predicted)")
+    return pair
+
+
+def _names(classes: Any) -> str:
+    shown = [repr(label) for label in np.asarray(classes).tolist()[:10]]
+    return ", ".join(shown) + (", ..." if len(classes) > 10 else "")
+
+
+def standardization(X: Array) -> Normalization:
+    """Mean and standard deviation by feature, or by channel of images; what does not vary is only centred."""
+    axes = (0, *range(2, X.ndim))
+    mean, std = X.mean(axes, dtype=np.float64), X.std(axes, dtype=np.float64)
+    varies = std > 1e-10 * np.maximum(np.abs(mean), 1e-200)
+    return Normalization(tuple(mean.tolist()), tuple(np.where(varies, std, 1.0).tolist()))
+
+
+def margins(scores: Array) -> Array:
+    """scikit-learn's shape of a decision function: one column a class, but a single margin for two classes."""
+    return np.asarray(scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores)
+
+
+def samples_and_labels(X: Any, y: Any) -> tuple[Any, Array]:
+    """X so that rows can be taken, y as a vector. What X may hold, the wrapped estimator knows and checks."""
+    y = column_or_1d(y, warn=True)
+    assert_all_finite(y, input_name="y")
+    check_classification_targets(y)
+    X, y = indexable(X, y)
+    return X, np.asarray(y)
+
+
+def needs_probabilities(estimator: Any) -> None:
+    if not hasattr(estimator, "predict_proba"):
+        raise InputError(
+            f"{type(estimator).__name__} has no predict_proba, which expected costs need; "
+            "wrap it in sklearn.calibration.CalibratedClassifierCV, or set the option that gives it probabilities"
+        )
+
+
+def fit_copy(estimator: Any, X: Any, y: Array, rows: Array) -> Any:
+    """A copy fitted on these rows; for a single class, which most estimators refuse, the constant classifier."""
+    constant = len(np.unique(y[rows])) == 1
+    return (DummyClassifier(strategy="prior") if constant else clone(estimator)).fit(_safe_indexing(X, rows), y[rows])
+
+
+def aligned(fitted: Any, X: Any, classes: Array) -> Array:
+    """Probabilities with one column for each of `classes`, 0 for those that the fitted estimator never saw."""
+    p = np.zeros((len(got := np.asarray(fitted.predict_proba(X))), len(classes)))
+    p[:, np.searchsorted(classes, fitted.classes_)] = got
+    return p
+
+
+def log_probabilities(fitted: Any, X: Any, classes: Array) -> Array:
+    return np.asarray(np.log(np.maximum(aligned(fitted, X, classes), LEAST_PROBABILITY)))
+
+
+def take_features(outer: Any, inner: Any) -> None:
+    """What the wrapped estimator learnt about the columns of X is also known of the wrapper."""
+    for name in ("n_features_in_", "feature_names_in_"):
+        if hasattr(inner, name):
+            setattr(outer, name, getattr(inner, name))
+
+
+def wrapped_tags(tags: Any, estimator: Any) -> Any:
+    """The wrapper takes what the wrapped estimator takes."""
+    tags.input_tags = get_tags(estimator).input_tags
+    return tags

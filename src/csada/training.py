@@ -1,0 +1,306 @@
+"""fit(): one loop for every method.
+
+Everything random in epoch e is drawn from (seed, e), and the learning rate is a function of the step, so a run that was
+killed needs only the weights, the optimiser's state and the number of the epoch to end with the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from csada.costs import CostMatrix, did_you_mean
+from csada.data.batches import Batches, Data, LoaderBatches, as_part, batches
+from csada.data.splits import Batch, Part
+from csada.errors import Diverged, InputError
+from csada.methods import METHODS, Method
+from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, training_mode
+
+Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and whatever on_epoch adds
+OnEpoch = Callable[[Epoch, nn.Module], Epoch | None]
+
+CHECK_EVERY = 50  # steps between two looks at the loss on a GPU, where a look waits for the device
+
+
+@dataclass(frozen=True)
+class Fitted:
+    model: nn.Module
+    history: list[Epoch]
+    method: Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How `fit` descends, whatever it descends on."""
+
+    epochs: int = 10
+    lr: float = 1e-4
+    batch_size: int = 512
+    seed: int = 0
+    optimizer: str = "sgd"  # or "adam"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    schedule: str = "constant"  # or "step:N:F" (times F every N epochs) or "one_cycle"
+    freeze_norm: bool | None = None  # None: batch norm learns under cross_entropy and is frozen when fine-tuning
+    precision: str = "32"  # or "bf16": autocast, weights and attacks kept as they are
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.lr < math.inf:
+            raise InputError(f"lr must be zero or more, got {self.lr}")
+        if self.optimizer not in ("sgd", "adam"):
+            raise InputError(f"unknown optimizer {self.optimizer!r}; known: sgd, adam")
+        if self.precision not in ("32", "bf16"):
+            raise InputError(f"unknown precision {self.precision!r}; known: 32, bf16")
+        self.lr_at(0, 1)  # refuses an unknown schedule
+
+    def lr_at(self, step: int, steps_per_epoch: int) -> float:
+        """The learning rate of a step, counted over the whole run."""
+        kind, *numbers = self.schedule.split(":")
+        if kind == "constant" and not numbers:
+            return self.lr
+        if kind == "step" and len(numbers) == 2:
+            every, factor = int(numbers[0]), float(numbers[1])
+            return self.lr * factor ** (step // steps_per_epoch // every)
+        if kind == "one_cycle" and not numbers:
+            total = self.epochs * steps_per_epoch
+            warm = 0.3 * total
+            if step < warm:  # up from lr/25 ...
+                return self.lr * (1 / 25 + (1 - 1 / 25) * step / warm)
+            done = (step - warm) / max(total - warm, 1)
+            return self.lr * 0.5 * (1 + math.cos(math.pi * done))  # ... and down to nothing
+        raise InputError(f"unknown schedule {self.schedule!r}; known: constant, step:EPOCHS:FACTOR, one_cycle")
+
+    def optimiser(self, parameters: Any, **extra: Any) -> torch.optim.Optimizer:
+        trained = [p for p in parameters if p.requires_grad]
+        if not trained:
+            raise InputError("every parameter of the model is frozen; unfreeze what is to be trained")
+        if self.optimizer == "adam":
+            return torch.optim.Adam(trained, lr=self.lr, weight_decay=self.weight_decay, **extra)
+        return torch.optim.SGD(
+            trained, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov, **extra
+        )
+
+
+def fit(
+    model: nn.Module,
+    data: Data,
+    method: str | Method = "csada",
+    costs: CostMatrix | None = None,
+    *,
+    on_epoch: OnEpoch | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Fitted:
+    """Train a copy of `model` where it lies; yours stays as it is.
+
+    data: Splits (its train part), (x, y), a Dataset or a DataLoader. Options are those of `Settings` (epochs, lr,
+    batch_size, seed, optimizer, ...); all others go to the method. checkpoint: a file, written after every epoch; where it
+    exists, the run goes on from it. on_epoch(line, model) is called after every epoch; what it returns joins the history.
+    """
+    names = {f.name for f in dataclasses.fields(Settings)}
+    settings = Settings(**{k: v for k, v in options.items() if k in names})
+    rest = {k: v for k, v in options.items() if k not in names}
+    device = device_of(model)
+    with borrowed_randomness(device) as reseed:
+        data, net = as_part(data), copy.deepcopy(model)
+        generator = reseed(settings.seed, -1, data)
+        classes = probe(net, data, costs, device, settings.batch_size)
+        chosen = make_method(method, costs or CostMatrix.uniform(classes), rest, costs is not None)
+
+        def train(member: nn.Module, part: Data) -> nn.Module:
+            plain = {k: v for k, v in options.items() if k in names}
+            return fit(member, part, "cross_entropy", chosen.costs, **plain).model
+
+        net, data = chosen.prepare(net, data, train=train, generator=generator)
+        net.to(device)
+        source = batches(data, settings.batch_size, device, shuffle=True)
+        frozen = settings.freeze_norm if settings.freeze_norm is not None else method != "cross_entropy"
+        loop = Loop(net, chosen, settings, device)
+        history = resume(checkpoint, loop, settings, chosen)
+        good = snapshot(loop.model)
+        for epoch in range(len(history), settings.epochs):
+            generator = reseed(settings.seed, epoch, data)
+            training_mode(loop.model, freeze_norm=frozen)
+            started = time.perf_counter()
+            loss = loop.epoch(epoch, source, generator)
+            if not math.isfinite(loss) or not finite(loop.model):
+                loop.model.load_state_dict(good)
+                raise Diverged(
+                    f"the loss became {loss} in epoch {epoch + 1}; lower lr (now {settings.lr:g}) or the method's weight. "
+                    f"The weights after epoch {epoch} are kept in the error's `fitted`",
+                    Fitted(loop.model.eval(), history, chosen),
+                )
+            line: Epoch = {"epoch": epoch + 1, "loss": loss, "lr": loop.lr, "seconds": time.perf_counter() - started}
+            loop.model.eval()
+            line |= (on_epoch(line, loop.model) if on_epoch else None) or {}
+            history.append(line)
+            good = snapshot(loop.model)
+            if checkpoint is not None:
+                save_checkpoint(Path(checkpoint), loop, settings, chosen, history)
+    return Fitted(loop.model.eval(), history, chosen)
+
+
+@dataclass
+class Loop:
+    """The state that an epoch changes."""
+
+    model: nn.Module
+    method: Method
+    settings: Settings
+    device: torch.device
+    lr: float = 0.0
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizer = self.settings.optimiser(self.model.parameters())
+
+    def epoch(self, epoch: int, source: Batches, generator: torch.Generator) -> float:
+        """One pass over the data; the mean loss."""
+        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for i, batch in enumerate(source.epoch(generator)):
+            if isinstance(source, LoaderBatches):
+                check_labels(batch.y, len(self.method.costs))
+            self.lr = self.settings.lr_at(epoch * len(source) + i, len(source))
+            loss = self.step(batch, generator)
+            total += loss * len(batch.y)
+            count += len(batch.y)
+            if (self.device.type == "cpu" or i % CHECK_EVERY == 0) and not math.isfinite(float(loss)):
+                return float(loss)
+        return float(total) / count
+
+    def step(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """One descent."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast():
+            loss = self.method(self.model, batch.x, batch.y, costs=batch.costs, generator=generator)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def autocast(self) -> Any:
+        bf16 = self.settings.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
+def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any], costs_given: bool) -> Method:
+    """A method by name with its options, or one that was made already."""
+    if not isinstance(method, str):
+        if options:
+            raise InputError(
+                f"unknown option {next(iter(options))!r}; options of {type(method).__name__} go into its own call"
+            )
+        return method
+    if method not in METHODS:
+        raise InputError(f"unknown method {method!r}{did_you_mean(method, METHODS)}")
+    if not costs_given and method != "cross_entropy":
+        raise InputError(f"method {method!r} needs costs=; CostMatrix.from_pairs makes them from named pairs")
+    known = [f.name for f in dataclasses.fields(METHODS[method])]
+    for name in options:
+        if name not in known or name == "costs":
+            settings = [f.name for f in dataclasses.fields(Settings)]
+            raise InputError(f"unknown option {name!r} for {method}{did_you_mean(name, [*known[1:], *settings])}")
+    made: Method = METHODS[method](costs, **options)
+    return made
+
+
+def probe(model: nn.Module, data: Data, costs: CostMatrix | None, device: torch.device, batch_size: int) -> int:
+    """Look at the data and the model once before any work; the number of classes."""
+    first = next(iter(batches(data, batch_size, device).epoch()))
+    with borrowed_eval(model), torch.no_grad():
+        logits = model(first.x[:2])
+    check_logits(logits, None if costs is None else len(costs))
+    check_labels(data.y if isinstance(data, Part) else first.y, logits.shape[1])
+    return int(logits.shape[1])
+
+
+@contextmanager
+def borrowed_randomness(device: torch.device) -> Iterator[Callable[[int, int, Data], torch.Generator]]:
+    """Seed everything that an epoch may draw from, and give the caller's random state back afterwards.
+
+    Dropout, loaders and users' own transforms draw from global state; `reseed(seed, epoch, data)` seeds it, and the data
+    loader's own generators, and returns the explicit generator that the methods and our batches use.
+    """
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - users' transforms may use it
+    lent: dict[int, tuple[torch.Generator, Tensor]] = {}
+
+    def reseed(seed: int, epoch: int, data: Data) -> torch.Generator:
+        number = int(np.random.SeedSequence([seed, epoch + 1]).generate_state(1, np.uint64)[0]) >> 1
+        random.seed(number)
+        np.random.seed(number % 2**32)  # noqa: NPY002
+        torch.manual_seed(number)
+        for owner in (data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)):
+            own = getattr(owner, "generator", None)
+            if isinstance(own, torch.Generator):
+                lent.setdefault(id(own), (own, own.get_state()))
+                own.manual_seed(number)
+        return torch.Generator(device).manual_seed(number)
+
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield reseed
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+            for own, state in lent.values():
+                own.set_state(state)
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def finite(model: nn.Module) -> bool:
+    return all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def fingerprint(settings: Settings, method: Method) -> str:
+    """What must agree for a checkpoint to be continued."""
+    costs = hashlib.sha256(method.costs.values.tobytes()).hexdigest()[:16]
+    options = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}  # type: ignore[arg-type]
+    return f"{settings} {type(method).__name__} {options | {'costs': costs}}"
+
+
+def save_checkpoint(path: Path, loop: Loop, settings: Settings, method: Method, history: list[Epoch]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    state = {
+        "run": fingerprint(settings, method),
+        "model": loop.model.state_dict(),
+        "optimizer": loop.optimizer.state_dict(),
+        "history": history,
+    }
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+def resume(path: str | os.PathLike[str] | None, loop: Loop, settings: Settings, method: Method) -> list[Epoch]:
+    """The history of the checkpoint, whose state goes into the loop; an empty one where there is none."""
+    if path is None or not Path(path).exists():
+        return []
+    state = torch.load(path, map_location=loop.device, weights_only=True)
+    if state["run"] != fingerprint(settings, method):
+        raise InputError(f"{path} is a checkpoint of another run; remove it, or give another checkpoint file")
+    loop.model.load_state_dict(state["model"])
+    loop.optimizer.load_state_dict(state["optimizer"])
+    history: list[Epoch] = state["history"]
+    return history

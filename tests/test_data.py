@@ -1,0 +1,567 @@
+"""Every loader on small files made by hand, whole and broken, and the promises that all splits keep."""
+
+import gzip
+import io
+import os
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import csada.data
+from csada.data import Augmentation, Part, Splits
+from csada.data.splits import hold_out, proportional, scaled
+from csada.errors import InputError
+
+REAL, REAL_CACHE = os.environ.get("CSADA_DATA"), os.environ.get("CSADA_CACHE")
+PARTS = ("train", "validation", "test")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    monkeypatch.delenv("CSADA_DATA", raising=False)
+    monkeypatch.setenv("CSADA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+def counts(part):
+    return torch.bincount(part.y).tolist()
+
+
+def rows(part):
+    return {tuple(row.flatten().tolist()) for row in part.x}
+
+
+# splits
+
+
+def test_proportional_gives_the_exact_number_and_the_classes_their_share():
+    labels = np.repeat([0, 1, 2, 3], [100, 50, 33, 1])
+    index = proportional(labels, 37, seed=0)
+    assert len(index) == len(set(index)) == 37
+    assert np.all(np.abs(np.bincount(labels[index]) - np.array([100, 50, 33, 1]) * 37 / 184) < 1)
+    assert len(np.unique(labels[proportional(labels, 4, seed=0)])) == 4
+
+
+@pytest.mark.parametrize("validation", [19, 0.1, 0.103])
+def test_hold_out_takes_a_count_or_a_fraction(validation):
+    labels = np.repeat([0, 1], [90, 95])
+    kept, held_out = hold_out(labels, validation, seed=3)
+    assert len(held_out) == (19 if validation != 0.1 else 18)
+    assert sorted([*kept, *held_out]) == list(range(185))
+    assert abs(int((labels[held_out] == 0).sum()) - len(held_out) * 90 / 185) < 1
+
+
+@pytest.mark.parametrize("validation", [0, 185, 1.0, -0.1])
+def test_hold_out_refuses_to_leave_a_part_empty(validation):
+    with pytest.raises(InputError, match=f"validation={validation}"):
+        hold_out(np.zeros(185, int), validation, seed=0)
+
+
+@pytest.mark.parametrize("scale", [0, -1, 1.5, float("nan")])
+def test_scale_out_of_range_is_an_error(scale):
+    with pytest.raises(InputError, match="scale"):
+        csada.data.load("toy", scale=scale)
+
+
+def test_scaled_keeps_every_class_of_every_part():
+    part = Part(torch.arange(110), torch.tensor([0] * 100 + [1] * 10))
+    small = scaled(Splits(part, part, part, ("a", "b")), 0.03, seed=0)
+    assert [counts(p) for p in (small.train, small.validation, small.test)] == [[2, 1]] * 3
+
+
+# by name
+
+
+def test_unknown_names_and_options_are_named_with_a_way_out():
+    with pytest.raises(InputError, match="did you mean 'mnist'"):
+        csada.data.load("minst")
+    with pytest.raises(InputError, match=r"'spraed'.*did you mean 'spread'"):
+        csada.data.load("toy", spraed=1)
+    with pytest.raises(InputError, match="'size' for mnist; known: validation"):
+        csada.data.load("mnist", size=3)
+
+
+def test_digits_are_those_of_scikit_learn_in_a_seeded_stratified_split():
+    splits = csada.data.load("digits", seed=1)
+    digits = load_digits()
+    together = torch.cat([getattr(splits, part).x for part in PARTS])
+    assert together.shape == (1797, 1, 8, 8)
+    by_pixels = sorted(together.flatten(1).tolist())
+    assert by_pixels == sorted(digits.data.astype(int).tolist())  # each once: the parts are disjoint
+    for part, share in zip(PARTS, (0.6, 0.2, 0.2), strict=True):
+        expected = np.bincount(digits.target) * share
+        assert np.all(np.abs(np.array(counts(getattr(splits, part))) - expected) <= 1)
+    assert torch.equal(splits.test.x, csada.data.load("digits", seed=1).test.x)
+    assert not torch.equal(splits.test.x[:50], csada.data.load("digits", seed=2).test.x[:50])
+    x = splits.train.batch(torch.arange(len(splits.train))).x
+    assert abs(x.mean()) < 0.01
+    assert abs(x.std() - 1) < 0.01
+
+
+def test_scale_takes_a_fraction_of_every_part():
+    whole, tenth = csada.data.load("digits"), csada.data.load("digits", scale=0.1)
+    for part in PARTS:
+        assert len(getattr(tenth, part)) == round(len(getattr(whole, part)) / 10)
+        assert rows(getattr(tenth, part)) <= rows(getattr(whole, part))
+        assert min(counts(getattr(tenth, part))) >= 3
+
+
+def test_toy_has_the_means_and_covariances_of_the_paper():
+    splits = csada.data.load("toy", spread=1)
+    assert [counts(getattr(splits, part)) for part in PARTS] == [[50] * 3, [500] * 3, [500] * 3]
+    assert splits.classes == ("red", "green", "blue")
+    for label, mean in enumerate([(0, 8), (7, -6), (-7, -6)]):
+        x = splits.test.x[splits.test.y == label].numpy()
+        np.testing.assert_allclose(x.mean(0), mean, atol=0.25)
+        np.testing.assert_allclose(np.cov(x.T), [[2, 0.5], [0.5, 2]], atol=0.4)
+    assert torch.equal(splits.train.x, csada.data.load("toy", spread=1).train.x)
+    assert not torch.equal(splits.train.x, csada.data.load("toy", spread=1, seed=1).train.x)
+
+
+def test_toy_spread_multiplies_the_deviations_and_nothing_else():
+    one, two = csada.data.load("toy", spread=1).test, csada.data.load("toy").test
+    mean = torch.tensor([[0.0, 8], [7, -6], [-7, -6]])[one.y]
+    torch.testing.assert_close(two.x - mean, 2 * (one.x - mean), atol=1e-5, rtol=1e-5)
+    with pytest.raises(InputError, match="spread"):
+        csada.data.load("toy", spread=0)
+
+
+# MNIST
+
+
+def idx(array):
+    return bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+def write_mnist(folder, train=40, test=20, pack=gzip.compress, suffix=".gz"):
+    folder.mkdir(parents=True, exist_ok=True)
+    images = np.random.default_rng(0).integers(0, 256, (train + test, 28, 28))
+    labels = np.arange(train + test) % 10
+    for prefix, chosen in (("train", slice(train)), ("t10k", slice(train, None))):
+        (folder / f"{prefix}-images-idx3-ubyte{suffix}").write_bytes(pack(idx(images[chosen])))
+        (folder / f"{prefix}-labels-idx1-ubyte{suffix}").write_bytes(pack(idx(labels[chosen])))
+    return images, labels
+
+
+@pytest.mark.parametrize("inner", ["", "mnist", "MNIST/raw"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_reads_the_standard_files_wherever_they_usually_lie(tmp_path, inner, packed):
+    images, labels = write_mnist(tmp_path / inner, **({} if packed else {"pack": bytes, "suffix": ""}))
+    splits = csada.data.load("mnist", data_dir=tmp_path, validation=10)
+    assert splits.name == "MNIST"
+    assert [len(getattr(splits, part)) for part in PARTS] == [30, 10, 20]
+    assert counts(splits.validation) == [1] * 10
+    np.testing.assert_array_equal(splits.test.x[:, 0], images[40:])
+    np.testing.assert_array_equal(splits.test.y, labels[40:])
+    assert rows(splits.train) | rows(splits.validation) == {tuple(image.flatten().tolist()) for image in images[:40]}
+    assert (splits.train.augmentation, splits.test.augmentation) == (Augmentation(padding=2), Augmentation())
+    x = splits.test.batch(torch.arange(20)).x
+    np.testing.assert_allclose(x[:, 0], (images[40:] / 255 - 0.1307) / 0.3081, rtol=1e-4, atol=1e-5)
+
+
+def test_data_is_found_by_the_environment_and_in_the_user_cache(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "home" / "csada" / "mnist", train=30)
+    assert len(csada.data.load("mnist", validation=10).train) == 20
+    write_mnist(tmp_path / "shelf", train=40)
+    monkeypatch.setenv("CSADA_DATA", str(tmp_path / "shelf"))
+    assert len(csada.data.load("mnist", validation=10).train) == 30
+    write_mnist(tmp_path / "mine", train=50)
+    assert len(csada.data.load("mnist", data_dir=tmp_path / "mine", validation=10).train) == 40
+
+
+@pytest.mark.parametrize(("name", "file"), [("mnist", "train-images-idx3-ubyte"), ("cifar10", "cifar-10-batches-py")])
+def test_missing_data_says_what_goes_where_and_how_to_get_it(tmp_path, name, file):
+    with pytest.raises(InputError, match=f"(?s){tmp_path}.*{file}.*csada data fetch {name}"):
+        csada.data.load(name, data_dir=tmp_path)
+
+
+def truncated(raw):
+    return raw[: len(raw) // 2]
+
+
+def other_magic(raw):
+    return gzip.compress(b"\0\0\x0d\x03" + gzip.decompress(raw)[4:])
+
+
+def one_byte_less(raw):
+    return gzip.compress(gzip.decompress(raw)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncated, "is damaged"),
+        (other_magic, "begins with 00 00 0d 03"),
+        (one_byte_less, "announces 20 x 28 x 28 values but holds 15,679"),
+        (lambda raw: b"", "begins with"),
+        (lambda raw: gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12), "announces"),
+    ],
+)
+def test_damaged_mnist_images_are_named(tmp_path, damage, message):
+    write_mnist(tmp_path)
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match=f"{path} {message}"):
+        csada.data.load("mnist", data_dir=tmp_path, validation=10)
+
+
+def test_mnist_labels_must_fit_their_images(tmp_path):
+    write_mnist(tmp_path)
+    path = tmp_path / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(idx(np.zeros(39))))
+    with pytest.raises(InputError, match=f"{path} has 39 labels for the 40 images"):
+        csada.data.load("mnist", data_dir=tmp_path, validation=10)
+    path.write_bytes(gzip.compress(idx(np.full(40, 10))))
+    with pytest.raises(InputError, match=f"{path} has the label 10"):
+        csada.data.load("mnist", data_dir=tmp_path, validation=10)
+
+
+# CIFAR-10
+
+
+def cifar_batches(n=10):
+    generator = np.random.default_rng(0)
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    return {
+        name: {
+            b"batch_label": b"a batch",
+            b"labels": list(range(n)),
+            b"data": generator.integers(0, 256, (n, 3072), dtype=np.uint8),
+            b"filenames": [b"x.png"] * n,
+        }
+        for name in names
+    }
+
+
+def as_old(raw):
+    return raw.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+
+
+def as_new(raw):
+    return as_old(raw).replace(b"numpy.core.multiarray", b"numpy._core.multiarray")
+
+
+def write_cifar(folder, batches, rewrite=as_old):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, batch in batches.items():
+        (folder / name).write_bytes(rewrite(pickle.dumps(batch, protocol=2)))
+
+
+@pytest.mark.parametrize("rewrite", [as_old, as_new])
+@pytest.mark.parametrize("layout", ["folder", "the folder itself", "archive"])
+def test_cifar10_reads_folder_and_archive_of_any_numpy(tmp_path, layout, rewrite):
+    batches = cifar_batches()
+    folder = tmp_path / "unpacked" / "cifar-10-batches-py"
+    write_cifar(folder, batches, rewrite)
+    where = {"folder": folder.parent, "the folder itself": folder, "archive": tmp_path}[layout]
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.add(folder, "cifar-10-batches-py")
+    splits = csada.data.load("cifar10", data_dir=where, validation=0.2)
+    assert splits.name == "CIFAR-10"
+    assert [len(getattr(splits, part)) for part in PARTS] == [40, 10, 10]
+    np.testing.assert_array_equal(splits.test.x.flatten(1), batches["test_batch"][b"data"])
+    assert rows(splits.train) | rows(splits.validation) == {
+        tuple(row) for name, batch in batches.items() if name != "test_batch" for row in batch[b"data"].tolist()
+    }
+    assert splits.train.augmentation == Augmentation(padding=4, flip=True)
+    assert splits.classes[splits.test.y[3]] == "cat"
+
+
+class Evil:
+    def __init__(self, call, *arguments):
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self):
+        return self.call, self.arguments
+
+
+def test_pickle_that_would_run_code_is_refused(tmp_path):
+    folder, mark = tmp_path / "cifar-10-batches-py", tmp_path / "it-ran"
+    for evil in (Evil(os.system, f"touch {mark}"), Evil(eval, f"open({str(mark)!r}, 'w')"), Evil(np.save, mark, [1])):
+        write_cifar(folder, cifar_batches() | {"data_batch_3": {b"data": evil}})
+        with pytest.raises(InputError, match=r"data_batch_3 asks for .*no part of CIFAR-10"):
+            csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({b"labels": [1]}, "is damaged"),
+        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "has 1 labels for 2 images"),
+        ({b"data": np.zeros((2, 3071), np.uint8), b"labels": [1, 2]}, "3,072 bytes"),
+        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 10]}, "labels from 0 to 9"),
+        ({b"data": [0, 1], b"labels": [1, 1]}, "3,072 bytes"),
+        ([1, 2], "is damaged"),
+    ],
+)
+def test_damaged_cifar10_batch_is_named(tmp_path, batch, message):
+    write_cifar(tmp_path / "cifar-10-batches-py", cifar_batches() | {"test_batch": batch})
+    with pytest.raises(InputError, match=f"test_batch .*{message}"):
+        csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
+
+
+def test_broken_cifar10_files_are_named(tmp_path):
+    folder = tmp_path / "a" / "cifar-10-batches-py"
+    write_cifar(folder, cifar_batches())
+    (folder / "data_batch_2").write_bytes((folder / "data_batch_2").read_bytes()[:500])
+    with pytest.raises(InputError, match="data_batch_2 is damaged"):
+        csada.data.load("cifar10", data_dir=folder.parent, validation=0.2)
+    (folder / "data_batch_2").unlink()
+    with pytest.raises(InputError, match="data_batch_2 cannot be read: No such file"):
+        csada.data.load("cifar10", data_dir=folder.parent, validation=0.2)
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, "cifar-10-batches-py")
+    with pytest.raises(InputError, match=f"{archive} has no data_batch_2"):
+        csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
+    archive.write_bytes(archive.read_bytes()[:-2000])
+    with pytest.raises(InputError, match=f"{archive} is damaged"):
+        csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
+
+
+def jpeg(seed, size=(32, 32)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).resize(size).save(out, "JPEG")
+    return out.getvalue()
+
+
+def write_jpeg_archive(path, files):
+    with tarfile.open(path, "w:xz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def test_cifar10_as_jpegs_is_read_and_says_so(tmp_path):
+    classes = ("airplane", "dog")
+    files = {f"train/{name}/{i:04}.jpg": jpeg(i) for name in classes for i in range(10)}
+    files |= {f"test/{name}/{i:04}.jpg": jpeg(100 + i) for name in classes for i in range(3)}
+    write_jpeg_archive(tmp_path / "cifar10-jpeg.tar.xz", files)
+    for _ in range(2):  # decoded, then from the cache
+        splits = csada.data.load("cifar10", data_dir=tmp_path, validation=4)
+        assert splits.name == "CIFAR-10 (JPEG)"
+        assert [len(getattr(splits, part)) for part in PARTS] == [16, 4, 6]
+        assert splits.test.y.tolist() == [0, 0, 0, 5, 5, 5]
+        expected = np.asarray(Image.open(io.BytesIO(files["test/dog/0001.jpg"]))).transpose(2, 0, 1)
+        np.testing.assert_array_equal(splits.test.x[4], expected)
+
+
+def test_broken_jpeg_archives_are_named(tmp_path):
+    path = tmp_path / "cifar10-jpeg.tar.xz"
+    write_jpeg_archive(path, {"train/unicorn/0000.jpg": jpeg(0)})
+    with pytest.raises(InputError, match=r"train/unicorn/0000\.jpg"):
+        csada.data.load("cifar10", data_dir=tmp_path)
+    write_jpeg_archive(path, {"train/dog/0000.jpg": jpeg(0), "test/dog/0001.jpg": jpeg(1)[:200]})
+    with pytest.raises(InputError, match=r"test/dog/0001\.jpg"):
+        csada.data.load("cifar10", data_dir=tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match=f"{path} is damaged"):
+        csada.data.load("cifar10", data_dir=tmp_path)
+
+
+# folders of images
+
+
+def write_folder(root, per_class, size=(48, 40)):
+    """{"train/cat": 5} -> train/cat/0.jpg ... 4.jpg; cats are reddish, so that what is read can be told apart."""
+    for seed, (folder, n) in enumerate(per_class.items()):
+        (root / folder).mkdir(parents=True)
+        for i in range(n):
+            (root / folder / f"{i}.jpg").write_bytes(jpeg(1000 * seed + i, size))
+
+
+def test_folder_with_parts_keeps_them(tmp_path):
+    write_folder(tmp_path, {"train/cat": 5, "train/dog": 4, "val/cat": 2, "val/dog": 1, "test/cat": 3, "test/dog": 3})
+    (tmp_path / "train/cat/notes.txt").write_text("not an image")
+    (tmp_path / "train/.hidden").mkdir()
+    splits = csada.data.load(tmp_path, size=16)
+    assert splits.classes == ("cat", "dog")
+    assert [counts(getattr(splits, part)) for part in PARTS] == [[5, 4], [2, 1], [3, 3]]
+    expected = Image.open(tmp_path / "test/dog/2.jpg").convert("RGB").crop((4, 0, 44, 40))
+    expected = np.asarray(expected.resize((16, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(splits.test.x[5], expected)
+    assert splits.skipped == ()
+
+
+def test_folder_is_normalised_by_its_training_part(tmp_path):
+    write_folder(tmp_path, {"train/cat": 5, "train/dog": 4, "valid/cat": 2, "test/cat": 3})
+    splits = csada.data.load(tmp_path, size=16)
+    x = splits.train.batch(torch.arange(9)).x
+    torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0)
+    assert splits.test.normalization == splits.train.normalization
+
+
+def test_folder_with_parts_stays_on_the_disk(tmp_path):
+    write_folder(tmp_path, {"train/cat": 5, "train/dog": 4, "valid/cat": 2, "test/cat": 3})
+    splits = csada.data.load(tmp_path, size=16)
+    storages = {getattr(splits, part).x.untyped_storage().data_ptr() for part in PARTS}
+    assert len(storages) == 1  # three views of one mapped file
+
+
+def test_folder_without_validation_cuts_it_from_train(tmp_path):
+    write_folder(tmp_path, {"train/cat": 10, "train/dog": 20, "test/cat": 3, "test/dog": 3})
+    splits = csada.data.load(tmp_path, size=16, validation=0.1)
+    assert [counts(getattr(splits, part)) for part in PARTS] == [[9, 18], [1, 2], [3, 3]]
+    assert not rows(splits.train) & rows(splits.validation)
+
+
+def test_folder_of_classes_is_split_by_seed(tmp_path):
+    root = tmp_path / "pets"
+    write_folder(root, {"cat": 10, "dog": 15})
+    splits = csada.data.load(root, size=16)
+    assert [counts(getattr(splits, part)) for part in PARTS] == [[6, 9], [2, 3], [2, 3]]
+    assert len(set.union(*(rows(getattr(splits, part)) for part in PARTS))) == 25
+    assert rows(csada.data.load(root, size=16, seed=1).test) != rows(splits.test)
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1  # every seed reads the same decoded images
+
+
+def test_folder_scaled_down_decodes_only_what_it_needs(tmp_path):
+    write_folder(tmp_path, {"train/cat": 20, "train/dog": 20, "valid/cat": 10, "test/cat": 10})
+    totals = []
+    splits = csada.data.load(tmp_path, size=16, scale=0.1, on_progress=lambda done, total: totals.append(total))
+    assert [counts(getattr(splits, part)) for part in PARTS] == [[2, 2], [1], [1]]
+    assert totals == [6]
+
+
+def test_corrupt_image_is_named_or_skipped(tmp_path):
+    write_folder(tmp_path, {"train/cat": 5, "train/dog": 4, "valid/cat": 2, "test/cat": 3})
+    (tmp_path / "train/dog/2.jpg").write_bytes(jpeg(0)[:300])
+    with pytest.raises(InputError, match=r"1 of 14 images .*train/dog/2\.jpg.*skip_bad"):
+        csada.data.load(tmp_path, size=16)
+    splits = csada.data.load(tmp_path, size=16, skip_bad=True)
+    assert counts(splits.train) == [5, 3]
+    assert len(splits.skipped) == 1
+    assert splits.skipped[0].startswith("train/dog/2.jpg: ")
+    expected = np.asarray(Image.open(tmp_path / "train/dog/3.jpg").crop((4, 0, 44, 40)).resize((16, 16), 2))
+    np.testing.assert_array_equal(splits.train.x[-1], expected.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        ({}, "holds no images"),
+        ({"cat": 5, "dog": 0}, "class folder .*dog holds no images"),
+        ({"cat": 5}, "single class cat"),
+        ({"cat": 1, "dog": 1}, "too few images: none are left for"),
+        ({"train/cat": 2, "train/dog": 2, "test/cat": 1, "test/eel": 1}, "test has images of eel but train has none"),
+        ({"train/cat": 2, "train/dog": 2}, "has no folder test"),
+        ({"train/cat": 2, "train/dog": 2, "test": 0}, "test holds no images"),
+    ],
+)
+def test_folders_that_cannot_be_learnt_from_are_named(tmp_path, folders, message):
+    root = tmp_path / "pictures"
+    root.mkdir()
+    write_folder(root, folders)
+    with pytest.raises(InputError, match=message):
+        csada.data.load(root, size=16, validation=0.25)
+
+
+def test_class_that_loses_all_its_images_is_named(tmp_path):
+    write_folder(tmp_path, {"train/cat": 2, "train/dog": 1, "train/eel": 2, "valid/cat": 1, "test/dog": 1})
+    (tmp_path / "train/dog/0.jpg").write_bytes(b"no image")
+    with pytest.raises(InputError, match="test has images of dog but train has none"):
+        csada.data.load(tmp_path, size=16, skip_bad=True)
+
+
+# tables
+
+
+def write_table(path, n=50):
+    generator = np.random.default_rng(0)
+    values = generator.normal((100, -3), (20, 0.1), (n, 2))
+    lines = [f"{a:.6f},{b:.6f},0.1,{('low', 'high')[i % 2]}" for i, (a, b) in enumerate(values)]
+    path.write_text("\n".join(["age,dose,constant,risk", *lines]) + "\n")
+    return values
+
+
+def test_table_is_split_and_standardised_by_its_training_part(tmp_path):
+    write_table(tmp_path / "patients.csv")
+    splits = csada.data.load("patients.csv", data_dir=tmp_path)
+    assert (splits.name, splits.classes) == ("patients", ("high", "low"))
+    assert [counts(getattr(splits, part)) for part in PARTS] == [[15, 15], [5, 5], [5, 5]]
+    assert len(set.union(*(rows(getattr(splits, part)) for part in PARTS))) == 50
+    x = splits.train.batch(torch.arange(30)).x
+    torch.testing.assert_close(x.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(x.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=0)
+
+
+def test_table_takes_another_label_column_and_sorts_numbers_by_value(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("grade,x\n" + "\n".join(f"{grade},{i}" for i in range(10) for grade in (9, 10, 1)))
+    splits = csada.data.load(path, label="grade")
+    assert splits.classes == ("1", "9", "10")
+    assert splits.train.x.shape == (18, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a,b\n", "labels of 0 class"),
+        ("a;b\n1;2\n", "single column 'a;b'"),
+        ("a,a,b\n1,2,3\n", "several columns named 'a'"),
+        ("a,b\n1,x\n\n2,y,z\n", "line 4 has 3 values; the header has 2 columns"),
+        ("a,b\n1,x\n\ntwo,y\n", "line 4, column 'a': 'two' is not a finite number"),
+        ("a,b\n1,x\n,y\n", "line 3, column 'a': '' is not"),
+        ("a,b\nnan,x\n1,y\n", "line 2, column 'a': 'nan' is not"),
+        ("a,b\n1,x\n2,\n", "line 3 has no label in column 'b'"),
+        ("a,b\n1,x\n2,x\n", "labels of 1 class"),
+        ("a,b\n1,x\n2,y\n", "too few rows"),
+    ],
+)
+def test_tables_that_cannot_be_read_name_the_place(tmp_path, text, message):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"{path}.*{message}"):
+        csada.data.load(path)
+
+
+def test_table_names_the_label_column_that_is_missing(tmp_path):
+    write_table(tmp_path / "t.csv")
+    with pytest.raises(InputError, match="no column 'rsik'; did you mean 'risk'"):
+        csada.data.load(tmp_path / "t.csv", label="rsik")
+    (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="UTF-8"):
+        csada.data.load(tmp_path / "t.csv")
+
+
+# the real thing, where it lies on this machine
+
+needs_mnist = pytest.mark.skipif(
+    not (REAL and os.path.exists(f"{REAL}/mnist")), reason="CSADA_DATA does not name a folder with mnist"
+)
+needs_cifar = pytest.mark.skipif(
+    not (REAL and any(name.startswith("cifar") for name in os.listdir(REAL))), reason="CSADA_DATA has no CIFAR-10"
+)
+
+
+@needs_mnist
+def test_real_mnist():
+    splits = csada.data.load("mnist", data_dir=REAL)
+    assert [len(getattr(splits, part)) for part in PARTS] == [55_000, 5_000, 10_000]
+    assert counts(splits.test) == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert splits.test.y[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+    x = splits.train.batch(torch.arange(10_000)).x
+    assert abs(x.mean()) < 0.02
+    assert abs(x.std() - 1) < 0.02
+
+
+@needs_cifar
+def test_real_cifar10(monkeypatch):
+    if REAL_CACHE:
+        monkeypatch.setenv("CSADA_CACHE", REAL_CACHE)
+    splits = csada.data.load("cifar10", data_dir=REAL)
+    assert [len(getattr(splits, part)) for part in PARTS] == [45_000, 5_000, 10_000]
+    assert [counts(getattr(splits, part)) for part in PARTS] == [[4500] * 10, [500] * 10, [1000] * 10]
+    x = splits.train.batch(torch.arange(0, 45_000, 5)).x
+    torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3), atol=0.05, rtol=0)
+    torch.testing.assert_close(x.std((0, 2, 3)), torch.ones(3), atol=0.05, rtol=0)

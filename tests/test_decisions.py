@@ -1,0 +1,381 @@
+"""Decisions against brute force, calibration against known truth, and what a person may take over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.special import log_softmax, softmax
+from torch import nn
+
+from csada.costs import CostMatrix
+from csada.data.splits import Part
+from csada.decisions import (
+    REFER,
+    Abstention,
+    CostsByTruth,
+    MinimumExpectedCost,
+    ThresholdMoving,
+    argmax,
+    cost_coverage_curve,
+    expected_costs,
+    fit_temperature,
+    fit_vector_scaling,
+    frontier,
+    prior_ratio,
+    reweight_priors,
+    threshold_for_budget,
+)
+from csada.errors import InputError
+from csada.evaluation import Scores, evaluate, evaluate_scores
+from csada.metrics import Evaluation
+
+
+def sampled(n, k=4, seed=0, scale=2.0):
+    """Logits that are calibrated: the labels are drawn from their softmax."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, scale, (n, k))
+    return logits, (softmax(logits, axis=1).cumsum(1) > rng.random((n, 1))).argmax(1)
+
+
+def cross_entropy(logits, labels):
+    return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean()
+
+
+@st.composite
+def problems(draw):
+    """(logits, costs) for 2 to 5 classes."""
+    k = draw(st.integers(2, 5))
+    logits = draw(arrays(float, (draw(st.integers(1, 6)), k), elements=st.floats(-20, 20)))
+    costs = draw(arrays(float, (k, k), elements=st.floats(0, 100)))
+    np.fill_diagonal(costs, 0)
+    return logits, CostMatrix(costs)
+
+
+# the rule of least expected cost
+
+
+@settings(deadline=None)
+@given(problems(), st.floats(0.1, 10))
+def test_no_other_decision_is_expected_to_cost_less(problem, temperature):
+    logits, costs = problem
+    chosen = MinimumExpectedCost(costs, temperature)(logits)
+    for row, z in zip(logits, chosen, strict=True):
+        p = np.exp(row / temperature - max(row / temperature))
+        p /= p.sum()
+        every = [sum(p[y] * costs[y, other] for y in range(len(p))) for other in range(len(p))]
+        assert every[z] <= min(every) + 1e-9
+
+
+@settings(deadline=None)
+@given(st.permutations(range(5)), st.integers(0, 100))
+def test_relabelling_classes_consistently_permutes_predictions(order, seed):
+    logits, _ = sampled(20, 5, seed)
+    costs = CostMatrix.pareto(5, seed=seed)
+    new = np.argsort(order)  # class order[i] is now called i
+    renamed = CostMatrix(costs.values[np.ix_(order, order)])
+    for rule in (MinimumExpectedCost, ThresholdMoving):
+        assert np.array_equal(rule(renamed)(logits[:, order]), new[rule(costs)(logits)])
+
+
+def test_uniform_costs_leave_argmax():
+    logits, _ = sampled(500)
+    costs = CostMatrix.uniform(4, 3.0)
+    for rule in (MinimumExpectedCost(costs, 2.0), MinimumExpectedCost(costs, strength=0.5), ThresholdMoving(costs)):
+        assert np.array_equal(rule(logits), argmax(logits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tensor_goes_in_and_a_tensor_comes_out(dtype):
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    costs = CostMatrix.pareto(4)
+    least = MinimumExpectedCost(costs)
+    for rule in (argmax, least, ThresholdMoving(costs), Abstention(least, 0.5)):
+        decided = rule(logits)
+        assert decided.dtype == torch.int64
+        assert decided.tolist() == rule(logits.detach().double().numpy()).tolist()
+    assert reweight_priors(torch.tensor([[0.5, 0.5]], dtype=dtype), [0.5, 0.5], [0.9, 0.1]).dtype == dtype
+
+
+def test_threshold_moving_is_exact_where_the_prediction_does_not_matter():
+    logits, _ = sampled(300)
+    costs = CostMatrix(np.array([[1], [4], [2], [9]]) * (1 - np.eye(4)))
+    assert np.array_equal(ThresholdMoving(costs, 1.7)(logits), MinimumExpectedCost(costs, 1.7)(logits))
+
+
+def test_threshold_moving_weighs_each_class_by_its_costs():
+    costs = CostMatrix([[0, 1, 2], [3, 0, 3], [0.5, 0.5, 0]])
+    p = np.array([[0.6, 0.15, 0.25]])
+    weighted = p[0] * [3, 6, 1]
+    np.testing.assert_allclose(ThresholdMoving(costs).probabilities(np.log(p))[0], weighted / weighted.sum())
+
+
+# calibration
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_a_known_temperature_is_found(temperature):
+    logits, labels = sampled(20_000)
+    assert fit_temperature(logits * temperature, labels) == pytest.approx(temperature, rel=0.03)
+
+
+def test_vector_scaling_finds_what_a_temperature_cannot():
+    logits, labels = sampled(5_000)
+    skewed = logits * [0.5, 1.0, 2.0, 1.0] + [0.0, 1.0, -1.0, 0.0]
+    fresh, truth = sampled(5_000, seed=1)
+    fresh = fresh * [0.5, 1.0, 2.0, 1.0] + [0.0, 1.0, -1.0, 0.0]
+    costs = CostMatrix.pareto(4)
+    tempered = MinimumExpectedCost.calibrated(skewed, labels, costs)
+    scaled = MinimumExpectedCost.calibrated(skewed, labels, costs, "vector")
+    loss = [cross_entropy(np.log(rule.probabilities(fresh)), truth) for rule in (tempered, scaled)]
+    best = cross_entropy(sampled(5_000, seed=1)[0], truth)
+    assert loss[1] < best + 0.01 < loss[0]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 30))
+def test_vector_scaling_never_fits_worse_than_the_identity(seed):
+    logits, labels = sampled(40, seed=seed)
+    vector = fit_vector_scaling(logits, labels)
+    assert cross_entropy(logits * vector.scale + vector.bias, labels) <= cross_entropy(logits, labels) + 1e-9
+
+
+def test_vector_scaling_stays_near_the_identity_on_a_handful_of_samples():
+    logits, _ = sampled(5)
+    vector = fit_vector_scaling(logits, np.zeros(5, int))  # classes 1 to 3 have no sample: their bias would be -inf
+    assert np.abs(np.array(vector.scale) - 1).max() < 0.5
+    assert np.abs(vector.bias).max() < 0.5
+
+
+# strength
+
+
+@settings(deadline=None)
+@given(st.integers(0, 200), st.sampled_from([0.0, 0.005, 0.02, 0.1]))
+def test_the_budget_is_kept_and_the_cost_never_rises_on_the_data_it_was_chosen_on(seed, budget):
+    logits, labels = sampled(150, seed=seed)
+    costs = CostMatrix.pareto(4, seed=seed) if seed % 2 else CostMatrix.single_pair(4, 0, 1)
+    rule = MinimumExpectedCost.within_budget(logits, labels, costs, budget)
+    before = Evaluation.of(labels, argmax(logits), costs)
+    after = Evaluation.of(labels, rule(logits), costs)
+    assert after.accuracy >= before.accuracy - budget - 1e-12
+    assert after.total_cost <= before.total_cost + 1e-9
+
+
+def test_a_budget_that_is_not_binding_buys_the_cheapest_point():
+    logits, labels = sampled(2_000)
+    costs = CostMatrix.pareto(4, seed=3)
+    rule = MinimumExpectedCost.within_budget(logits, labels, costs, budget=1.0)
+    curve = frontier(logits, labels, costs)
+    assert Evaluation.of(labels, rule(logits), costs).weighted_error_rate == pytest.approx(
+        curve.weighted_error_rate.min()
+    )
+    assert curve.weighted_error_rate.min() < 0.9 * curve.weighted_error_rate[0]
+
+
+def test_the_frontier_is_what_the_rule_of_each_strength_does():
+    logits, labels = sampled(400)
+    rule = MinimumExpectedCost(CostMatrix.pareto(4, seed=1), 1.3)
+    curve = frontier(logits, labels, rule)
+    assert curve.strength[0] == 0 and curve.strength[-1] == 1 and (np.diff(curve.strength) > 0).all()
+    for i in range(0, len(curve.strength), 10):
+        s = curve.strength[i]
+        mean = rule.costs.values.sum() / 12
+        mixed = CostMatrix(s * rule.costs.values + (1 - s) * mean * (1 - np.eye(4)))
+        expected = Evaluation.of(labels, MinimumExpectedCost(mixed, 1.3)(logits), rule.costs)
+        assert curve.accuracy[i] == pytest.approx(expected.accuracy)
+        assert curve.weighted_error_rate[i] == pytest.approx(expected.weighted_error_rate)
+        assert np.array_equal(replace(rule, strength=s)(logits), MinimumExpectedCost(mixed, 1.3)(logits))
+
+
+# class frequencies that change
+
+
+def test_reweighted_probabilities_are_those_of_the_other_frequencies():
+    likelihood = np.random.default_rng(0).dirichlet(np.ones(3), size=50)  # p(x | y) up to a factor
+    train, deployment = np.array([0.2, 0.3, 0.5]), np.array([0.7, 0.3, 0.0])
+    before, after = (w / w.sum(1, keepdims=True) for w in (likelihood * train, likelihood * deployment))
+    np.testing.assert_allclose(reweight_priors(before, train, deployment), after, atol=1e-12)
+    rule = MinimumExpectedCost(CostMatrix.pareto(3), priors=prior_ratio(train, deployment))
+    np.testing.assert_allclose(rule.probabilities(np.log(before)), after, atol=1e-12)
+    assert np.array_equal(rule(np.log(before)), (after @ rule.costs.values).argmin(1))
+
+
+def test_right_priors_save_cost_where_the_frequencies_changed():
+    rng = np.random.default_rng(2)
+    deployment = np.array([0.9, 0.05, 0.05])
+    truth = rng.choice(3, 5_000, p=deployment)
+    x = rng.normal(0, 1.5, (5_000, 3)) + 2 * np.eye(3)[truth]
+    logits = x * 2 / 1.5**2  # the log-likelihood ratio: right for equal frequencies
+    costs = CostMatrix.pareto(3, seed=1)
+    unaware = MinimumExpectedCost(costs)
+    aware = replace(unaware, priors=prior_ratio(np.ones(3) / 3, deployment))
+    paid = [Evaluation.of(truth, rule(logits), costs).total_cost for rule in (unaware, aware)]
+    assert paid[1] < 0.9 * paid[0]
+
+
+# a person in the loop
+
+
+@settings(deadline=None)
+@given(problems(), st.floats(0, 50), st.sampled_from([0.0, 0.3, 1.0]))
+def test_referring_never_costs_more_in_expectation(problem, referral_cost, strength):
+    logits, costs = problem
+    rule = MinimumExpectedCost(costs, strength=strength)
+    predicted, alone = Abstention(rule, referral_cost)(logits), rule(logits)
+    expected = rule.expected_costs(logits)
+    rows = np.arange(len(logits))
+    with_referral = np.where(predicted == REFER, referral_cost, expected[rows, predicted])
+    assert (with_referral <= expected[rows, alone]).all()
+    assert (predicted[predicted != REFER] == alone[predicted != REFER]).all()
+
+
+def test_a_person_who_costs_nothing_takes_every_doubt_and_a_dear_one_none():
+    logits, _ = sampled(50)
+    rule = MinimumExpectedCost(CostMatrix.uniform(4))
+    assert (Abstention(rule, 0.0)(logits) == REFER).all()
+    assert np.array_equal(Abstention(rule, 1.0)(logits), rule(logits))
+
+
+def test_an_evaluation_with_referrals_pays_for_them():
+    logits, labels = sampled(500)
+    costs = CostMatrix.pareto(4, seed=1)
+    rule = MinimumExpectedCost(costs)
+    scores = Scores(torch.from_numpy(logits), torch.from_numpy(labels))
+    evaluation = evaluate_scores(scores, costs, Abstention(rule, 0.3))
+    automatic = Abstention(rule, 0.3)(logits) != REFER
+    assert 0 < evaluation.referred == 500 - automatic.sum() < 500
+    assert evaluation.total_cost == pytest.approx(
+        0.3 * evaluation.referred + costs.values[labels, rule(logits)][automatic].sum()
+    )
+    assert evaluation.total_cost < evaluate_scores(scores, costs, rule).total_cost
+
+
+def test_the_coverage_curve_is_what_ever_higher_thresholds_pay():
+    logits, labels = sampled(300)
+    rule = MinimumExpectedCost(CostMatrix.pareto(4, seed=1))
+    curve = cost_coverage_curve(logits, labels, rule)
+    for i in (0, 99, 299):
+        threshold = np.sort(rule.expected_costs(logits).min(1))[i]
+        decided = Abstention(rule, threshold)(logits)
+        kept = decided != REFER
+        assert curve.coverage[i] == pytest.approx(kept.mean())
+        assert curve.cost[i] == pytest.approx(rule.costs.values[labels[kept], decided[kept]].mean())
+    assert curve.cost[99] < 0.5 * curve.cost[-1]  # the surest third is cheap
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1), st.integers(0, 20))
+def test_a_budget_of_referrals_is_kept_and_used(budget, seed):
+    logits, _ = sampled(60, seed=seed)
+    rule = MinimumExpectedCost(CostMatrix.pareto(4, seed=seed))
+    referred = (Abstention(rule, threshold_for_budget(logits, rule, budget))(logits) == REFER).sum()
+    assert referred == int(budget * 60 + 1e-9)
+
+
+def test_cases_as_doubtful_as_each_other_stay_within_the_budget():
+    logits = np.zeros((10, 3))
+    rule = MinimumExpectedCost(CostMatrix.uniform(3))
+    assert (Abstention(rule, threshold_for_budget(logits, rule, 0.3))(logits) != REFER).all()
+
+
+# costs that differ from sample to sample
+
+
+def test_costs_by_truth_agree_with_brute_force():
+    logits, labels = sampled(40)
+    by_truth = np.random.default_rng(3).uniform(0, 10, (40, 4))
+    chosen = MinimumExpectedCost(by_truth, 1.5)(logits)
+    for i, p in enumerate(softmax(logits / 1.5, axis=1)):
+        every = [sum(p[y] * by_truth[i, y] for y in range(4) if y != z) for z in range(4)]
+        assert chosen[i] == np.argmin(every)
+    table = CostsByTruth(by_truth).table(labels)
+    for i in range(40):
+        assert table[i].tolist() == [0 if z == labels[i] else by_truth[i, labels[i]] for z in range(4)]
+
+
+def test_deciding_by_each_samples_own_costs_is_cheaper_than_by_probability():
+    logits, labels = sampled(3_000)
+    costs = CostsByTruth(np.random.default_rng(3).pareto(1.5, (3_000, 4)))
+    scores = Scores(torch.from_numpy(logits), torch.from_numpy(labels))
+    table = costs.table(labels)
+    own, by_probability = (evaluate_scores(scores, table, rule) for rule in (MinimumExpectedCost(costs), "argmax"))
+    assert own.total_cost < 0.9 * by_probability.total_cost
+    rule = MinimumExpectedCost(costs)
+    assert frontier(logits, labels, rule).weighted_error_rate[-1] == pytest.approx(own.weighted_error_rate)
+    assert cost_coverage_curve(logits, labels, rule).cost[-1] == pytest.approx(own.weighted_error_rate)
+
+
+def test_evaluate_takes_costs_per_sample_from_the_data_an_argument_or_in_place_of_the_matrix():
+    logits, labels = sampled(30)
+    x, y = torch.from_numpy(logits), torch.from_numpy(labels)
+    table = torch.from_numpy(np.random.default_rng(1).uniform(1, 9, (30, 4)))
+    table[torch.arange(30), y] = 0
+    matrix = CostMatrix.pareto(4)
+    paid = float(table[torch.arange(30), x.argmax(1)].sum())
+    model = nn.Identity()
+    ways = (
+        evaluate(model, Part(x, y, costs=table), matrix),
+        evaluate(model, (x, y), matrix, example_costs=table),
+        evaluate(model, (x, y), table),
+        evaluate_scores(Scores(x, y), matrix, example_costs=table.numpy()),
+    )
+    for evaluation in ways:
+        assert evaluation.total_cost == pytest.approx(paid)
+        assert evaluation.weighted_error_rate == pytest.approx(paid / 30)
+        assert evaluation.accuracy == float((x.argmax(1) == y).double().mean())
+    assert ways[2].costs[1, 2] == pytest.approx(float(table[y == 1, 2].mean()))
+    assert evaluate(model, (x, y), matrix.values).total_cost == evaluate(model, (x, y), matrix).total_cost != paid
+
+
+# what cannot be right is refused, with the way out
+
+
+LOGITS, LABELS = sampled(6)
+RULE = MinimumExpectedCost(CostMatrix.uniform(4))
+SCORES = Scores(torch.from_numpy(LOGITS), torch.from_numpy(LABELS))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: expected_costs(np.full((2, 4), 0.3), RULE.costs), "sample 0 are .* sum to 1.2; .* .softmax"),
+        (lambda: expected_costs(np.array([[1.5, -0.5]]), CostMatrix.uniform(2)), "zero or more"),
+        (lambda: expected_costs(np.array([[np.nan, 0.5]]), CostMatrix.uniform(2)), "sum to nan"),
+        (lambda: reweight_priors([[0.5, 0.2]], [0.5, 0.5], [0.5, 0.5]), "sum to 0.7"),
+        (lambda: reweight_priors([[0.5, 0.5]], [0.5, 0.5], [0.5, 0.6]), "deployment priors are .* sum to 1.1"),
+        (lambda: reweight_priors([[0.5, 0.5]], [1.0, 0.0], [0.5, 0.5]), "class 1 was never seen in training"),
+        (lambda: reweight_priors([[1.0, 0.0]], [0.5, 0.5], [0.0, 1.0]), "sample 0 has probability only for"),
+        (lambda: reweight_priors([[1.0, 0.0]], [0.5, 0.3, 0.2], [0.1, 0.1, 0.8]), r"\(samples, 3\) is needed"),
+        (lambda: replace(RULE, priors=(1.0, 2.0)), "each of the 4 classes"),
+        (lambda: replace(RULE, priors=(1.0, 2.0, -1.0, 1.0)), "zero or more"),
+        (lambda: replace(RULE, temperature=0.0), "temperature must be a positive number, got 0.0"),
+        (lambda: replace(RULE, strength=1.5), "strength must be from 0 .* got 1.5"),
+        (lambda: Abstention(RULE, -0.1), "referral_cost is -0.1; .* zero or more"),
+        (lambda: Abstention(RULE, float("nan")), "referral_cost is nan"),
+        (lambda: threshold_for_budget(LOGITS, RULE, 7), "share of cases .* from 0 to 1; got 7"),
+        (lambda: MinimumExpectedCost.within_budget(LOGITS, LABELS, RULE.costs, -1), "from 0 to 1; got -1"),
+        (lambda: MinimumExpectedCost.calibrated(LOGITS, LABELS, RULE.costs, "platt"), "known: temperature, vector"),
+        (lambda: RULE(LOGITS[:, :3]), r"shape \(6, 3\); \(samples, 4\) is needed"),
+        (lambda: RULE(LOGITS * np.inf), "the scores of sample 0 are"),
+        (lambda: argmax(LOGITS[0]), r"shape \(4,\)"),
+        (lambda: MinimumExpectedCost(np.ones((5, 4)))(LOGITS), r"shape \(5, 4\) .* give \(4, 4\), .* or \(6, 4\)"),
+        (lambda: MinimumExpectedCost(np.ones((4, 4))), "a correct prediction must cost 0"),
+        (lambda: MinimumExpectedCost(-np.ones((6, 4))), "sample 0, class 0 is -1"),
+        (lambda: MinimumExpectedCost(np.ones(4)), r"shape \(4,\); \(samples, classes\) is needed"),
+        (lambda: evaluate_scores(SCORES, np.ones((5, 4))), r"shape \(5, 4\) for 6 samples .* \(4, 4\), .* \(6, 4\)"),
+        (lambda: evaluate_scores(SCORES, RULE.costs, example_costs=np.ones((6, 3))), r"\(6, 4\) is needed"),
+        (lambda: evaluate_scores(SCORES, RULE.costs, "cheapest"), "unknown decision 'cheapest'"),
+        (lambda: fit_temperature(LOGITS, LABELS[:5]), "6 rows of logits and 5 labels"),
+        (lambda: fit_vector_scaling(LOGITS, LABELS + 4), "is out of range; the logits score 4 classes"),
+        (lambda: CostsByTruth(np.ones((6, 4))).table(LABELS[:2]), "2 labels for costs of 6 samples"),
+    ],
+)
+def test_bad_input_is_named_with_the_way_out(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

@@ -1,0 +1,167 @@
+"""The numbers printed next to claims: exact bounds, the bootstrap, and costs per pair, per sample and per referral."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from csada.costs import CostMatrix
+from csada.errors import InputError
+from csada.metrics import (
+    REFER,
+    Evaluation,
+    PairError,
+    accuracy,
+    at_most,
+    bootstrap,
+    confusion_counts,
+    exact_bounds,
+    pairwise_error_rates,
+    weighted_error_rate,
+)
+
+
+def samples(n=400, k=4, seed=0):
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, k, n)
+    predicted = np.where(rng.random(n) < 0.7, truth, rng.integers(0, k, n))
+    return truth, predicted
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
+def test_exact_bounds_are_those_of_scipy(counts, confidence):
+    errors, n = counts
+    reference = binomtest(errors, n).proportion_ci(confidence, method="exact")
+    assert exact_bounds(errors, n, confidence) == pytest.approx((reference.low, reference.high), abs=1e-9)
+
+
+def test_no_error_of_120_means_at_most_two_and_a_half_per_cent():
+    assert at_most(0, 120) == pytest.approx(1 - 0.05 ** (1 / 120))
+    assert str(PairError("a", "b", 10.0, 0, 120)) == "a -> b: 0 of 120 (0.00 %), at most 2.5 % (one-sided 95 %)"
+
+
+def test_more_errors_than_samples_are_refused():
+    with pytest.raises(InputError, match="7 errors of 5 samples"):
+        exact_bounds(7, 5)
+
+
+def test_the_confusion_is_what_a_loop_counts():
+    truth, predicted = samples()
+    counted = np.zeros((4, 4), int)
+    for y, z in zip(truth, predicted, strict=True):
+        counted[y, z] += 1
+    assert np.array_equal(confusion_counts(truth, predicted, 4), counted)
+
+
+def test_unit_costs_give_the_error_rate():
+    confusion = confusion_counts(*samples(), 4)
+    assert weighted_error_rate(confusion, CostMatrix.uniform(4)) == pytest.approx(1 - accuracy(confusion))
+
+
+def test_a_class_without_samples_has_no_rate():
+    rates = pairwise_error_rates(np.array([[3, 1], [0, 0]]))
+    assert rates[0].tolist() == [0.75, 0.25] and np.isnan(rates[1]).all()
+
+
+@settings(deadline=None)
+@given(st.permutations(range(4)), st.integers(0, 50))
+def test_relabelling_classes_consistently_changes_nothing(order, seed):
+    truth, predicted = samples(seed=seed)
+    costs = CostMatrix.pareto(4, seed=seed)
+    new = np.argsort(order)  # class order[i] is now called i
+    renamed = CostMatrix(costs.values[np.ix_(order, order)])
+    before = Evaluation.of(truth, predicted, costs)
+    after = Evaluation.of(new[truth], new[predicted], renamed)
+    assert after.accuracy == before.accuracy
+    assert after.total_cost == pytest.approx(before.total_cost)
+    assert after.pair_error(int(new[1]), int(new[2])).errors == before.pair_error(1, 2).errors
+
+
+@pytest.mark.parametrize("statistic", ["accuracy", "weighted_error_rate", "total_cost"])
+def test_the_bootstrap_of_counts_is_that_of_samples(statistic):
+    truth, predicted = samples()
+    costs = CostMatrix.pareto(4, seed=1)
+    rng = np.random.default_rng(5)
+    values = []
+    for _ in range(4000):
+        i = rng.integers(len(truth), size=len(truth))
+        values.append(getattr(Evaluation.of(truth[i], predicted[i], costs), statistic))
+    expected = np.quantile(values, [0.025, 0.975])
+    found = bootstrap(confusion_counts(truth, predicted, 4), costs, statistic, draws=4000)
+    assert found == pytest.approx(expected, abs=0.15 * (expected[1] - expected[0]))
+
+
+def test_an_unknown_statistic_is_refused_by_name():
+    with pytest.raises(InputError, match="'recall'; known: accuracy, weighted_error_rate, total_cost"):
+        Evaluation.of(*samples(), CostMatrix.uniform(4)).interval("recall")
+
+
+def test_costs_per_sample_that_repeat_the_matrix_change_no_number():
+    truth, predicted = samples()
+    costs = CostMatrix.pareto(4, seed=2)
+    by_pair = Evaluation.of(truth, predicted, costs)
+    by_sample = Evaluation.of(truth, predicted, costs, example_costs=costs.values[truth])
+    assert by_sample.total_cost == pytest.approx(by_pair.total_cost)
+    assert by_sample.weighted_error_rate == pytest.approx(by_pair.weighted_error_rate)
+    assert by_sample.costliest_pairs() == by_pair.costliest_pairs()
+    assert np.array_equal(by_sample.confusion, by_pair.confusion)
+    for statistic in ("weighted_error_rate", "total_cost"):
+        low, high = by_pair.interval(statistic)
+        assert by_sample.interval(statistic) == pytest.approx((low, high), abs=0.15 * (high - low))
+    assert by_sample.interval("accuracy") == by_pair.interval("accuracy")
+
+
+def test_costs_per_sample_are_what_a_loop_pays():
+    truth, predicted = samples()
+    table = np.random.default_rng(1).uniform(0, 9, (len(truth), 4))
+    evaluation = Evaluation.of(truth, predicted, CostMatrix.uniform(4), example_costs=table)
+    paid = [table[i, z] for i, z in enumerate(predicted)]
+    assert evaluation.total_cost == pytest.approx(sum(paid))
+    assert evaluation.paid.by_pair[1, 2] == pytest.approx(
+        sum(cost for cost, y, z in zip(paid, truth, predicted, strict=True) if (y, z) == (1, 2))
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (np.zeros((3, 2)), r"shape \(3, 2\); \(2, 2\) is needed"),
+        (np.zeros(2), r"shape \(2,\); \(2, 2\) is needed"),
+        ([[0, 1], [-4, 0]], "sample 1, class 0 is -4"),
+        ([[0, np.nan], [1, 0]], "sample 0, class 1 is nan"),
+    ],
+)
+def test_a_table_that_cannot_be_costs_is_refused(table, message):
+    with pytest.raises(InputError, match=message):
+        Evaluation.of([0, 1], [0, 0], CostMatrix.uniform(2), example_costs=table)
+
+
+@pytest.mark.parametrize("own_costs", [False, True])
+def test_a_referred_case_costs_its_referral_and_is_neither_right_nor_wrong(own_costs):
+    costs = CostMatrix([[0, 10], [2, 0]])
+    truth, predicted = np.array([0, 0, 1, 1, 1]), np.array([0, 1, 1, REFER, REFER])
+    table = costs.values[truth] if own_costs else None
+    evaluation = Evaluation.of(truth, predicted, costs, example_costs=table, referral_cost=0.5)
+    assert (evaluation.samples, evaluation.referred, evaluation.coverage) == (5, 2, 0.6)
+    assert evaluation.accuracy == pytest.approx(2 / 3)
+    assert evaluation.total_cost == 10 + 2 * 0.5
+    assert evaluation.weighted_error_rate == pytest.approx(11 / 5)
+    assert "5 samples (2 referred, 60.0 % automatic)" in str(evaluation)
+
+
+def test_the_interval_counts_referrals_too():
+    truth, predicted = np.zeros(200, int), np.repeat([0, REFER], 100)
+    evaluation = Evaluation.of(truth, predicted, CostMatrix.uniform(2), referral_cost=1.0)
+    low, high = evaluation.interval("weighted_error_rate")
+    spread = 1.96 * np.sqrt(0.25 / 200)
+    assert (low, high) == pytest.approx((0.5 - spread, 0.5 + spread), abs=0.01)
+    assert evaluation.interval("accuracy") == (1.0, 1.0)
+
+
+def test_a_referral_without_a_price_is_refused():
+    with pytest.raises(InputError, match="prediction -1 is out of range"):
+        Evaluation.of([0, 1], [0, REFER], CostMatrix.uniform(2))

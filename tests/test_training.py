@@ -1,0 +1,238 @@
+import copy
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from strategies import conv, mlp
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import csada
+from csada.errors import Diverged
+from csada.training import Settings
+
+COSTS = csada.CostMatrix.pareto(4, seed=0)
+
+
+def problem(n=64):
+    g = torch.Generator().manual_seed(0)
+    return conv(dtype=torch.float32), torch.randn(n, 2, 4, 4, generator=g), torch.arange(n) % 4
+
+
+def weights(fitted):
+    return torch.cat([v.flatten().double() for v in fitted.model.state_dict().values()])
+
+
+def losses(fitted):
+    return [line["loss"] for line in fitted.history]
+
+
+class Noisy(TensorDataset):
+    """A data set whose samples depend on every global random state, as users' transforms do."""
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x + 0.1 * (torch.rand(()) + random.random() + np.random.rand()), y  # noqa: NPY002
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "splits", "dataset", "loader", "loader-with-generator"])
+def test_takes_every_kind_of_data_and_is_reproducible_from_its_seed(kind):
+    model, x, y = problem()
+    part = csada.Part(x, y)
+    own = torch.Generator().manual_seed(5)
+    data = {
+        "tensors": (x, y),
+        "arrays": (x.numpy(), y.numpy()),
+        "splits": csada.Splits(part, part, part, COSTS.classes),
+        "dataset": Noisy(x, y),
+        "loader": DataLoader(Noisy(x, y), batch_size=16, shuffle=True),
+        "loader-with-generator": DataLoader(Noisy(x, y), batch_size=16, shuffle=True, generator=own),
+    }[kind]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy(), own.get_state()  # noqa: NPY002
+    run = lambda seed: csada.fit(model, data, "csada", COSTS, epochs=2, lr=0.01, batch_size=16, seed=seed, tasks=8)  # noqa: E731
+    one, two, three = run(3), run(3), run(4)
+    assert torch.equal(weights(one), weights(two)) and losses(one) == losses(two)
+    assert not torch.equal(weights(one), weights(three))
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all() and torch.equal(own.get_state(), states[3])  # noqa: NPY002
+
+
+def test_cross_entropy_learns_and_on_epoch_joins_the_history():
+    model, x, y = problem()
+    seen = []
+
+    def on_epoch(line, net):
+        assert not net.training
+        seen.append(line["epoch"])
+        return {"accuracy": csada.evaluate(net, (x, y), COSTS).accuracy}
+
+    fitted = csada.fit(model, (x, y), "cross_entropy", epochs=40, lr=0.05, batch_size=16, on_epoch=on_epoch)
+    assert seen == list(range(1, 41))
+    assert fitted.history[-1]["loss"] < 0.5 * fitted.history[0]["loss"]
+    assert fitted.history[-1]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_descends_as_torchs_own_optimiser_would(optimizer):
+    """Three epochs of one batch each are three steps of the loop that anybody would write."""
+    model, x, y = problem()
+    model, x = model.double(), x.double()
+    model[3].p = 0.0
+    kw = {"lr": 0.02, "weight_decay": 0.01}
+    fitted = csada.fit(
+        model, (x, y), "cross_entropy", epochs=3, batch_size=64, optimizer=optimizer, nesterov=optimizer == "sgd", **kw
+    )
+    mine = copy.deepcopy(model).train()
+    make = {
+        "sgd": lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True, **kw),
+        "adam": lambda p: torch.optim.Adam(p, **kw),
+    }
+    steps = make[optimizer](mine.parameters())
+    for _ in range(3):
+        steps.zero_grad()
+        nn.functional.cross_entropy(mine(x), y).backward()
+        steps.step()
+    for a, b in zip(mine.parameters(), fitted.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-9)
+
+
+def test_schedules():
+    at = lambda schedule, step: Settings(epochs=10, lr=1.0, schedule=schedule).lr_at(step, 100)  # noqa: E731
+    assert [at("constant", s) for s in (0, 999)] == [1.0, 1.0]
+    assert [round(at("step:3:0.33", s), 4) for s in (0, 299, 300, 600, 900)] == [1, 1, 0.33, 0.1089, 0.0359]
+    cycle = [at("one_cycle", s) for s in range(1000)]
+    assert max(cycle) == cycle[300] == 1.0 and cycle[0] == 0.04 and cycle[-1] < 1e-4
+    assert all(b >= a for a, b in pairwise(cycle[:301]))
+    assert all(b <= a for a, b in pairwise(cycle[300:]))
+
+
+def test_batch_norm_is_frozen_when_fine_tuning_and_learns_under_cross_entropy():
+    model, x, y = problem()
+    for method, frozen in (("cross_entropy", False), ("csada", True), ("adjusted_penalty", True)):
+        fitted = csada.fit(model, (x, y), method, COSTS, epochs=1, lr=0.01, batch_size=16)
+        assert torch.equal(fitted.model[1].running_mean, model[1].running_mean) == frozen
+    thawed = csada.fit(model, (x, y), "csada", COSTS, epochs=1, lr=0.01, batch_size=16, freeze_norm=False)
+    assert not torch.equal(thawed.model[1].running_mean, model[1].running_mean)
+
+
+def test_frozen_parameters_stay():
+    model, x, y = problem()
+    model[0].requires_grad_(False)
+    fitted = csada.fit(model, (x, y), "csada", COSTS, epochs=1, lr=0.1, batch_size=16)
+    assert torch.equal(fitted.model[0].weight, model[0].weight)
+    assert not torch.equal(fitted.model[5].weight, model[5].weight)
+
+
+def test_bf16_trains_with_weights_kept_in_single():
+    model, x, y = problem()
+    fitted = csada.fit(model, (x, y), "csada", COSTS, epochs=2, lr=0.01, batch_size=16, precision="bf16")
+    assert all(p.dtype == torch.float32 for p in fitted.model.parameters()) and np.isfinite(losses(fitted)).all()
+
+
+def test_a_diverging_run_stops_and_keeps_the_last_good_weights():
+    x, y = 1e3 * torch.randn(64, 5), torch.arange(64) % 4
+    with pytest.raises(Diverged, match=r"loss became (nan|inf) in epoch \d+; lower lr") as caught:
+        csada.fit(mlp(dtype=torch.float32), (x, y), "cross_entropy", epochs=50, lr=1e6, batch_size=16)
+    kept = caught.value.fitted
+    assert len(kept.history) < 50
+    assert all(torch.isfinite(p).all() for p in kept.model.parameters())
+
+
+def test_a_model_already_broken_is_refused():
+    model, x, y = problem()
+    with torch.no_grad():
+        model[5].bias[0] = float("nan")
+    with pytest.raises(csada.InputError, match="the model returned"):
+        csada.fit(model, (x, y), "csada", COSTS)
+
+
+def interrupted(path, model, data, stop_after, **kw):
+    class Stop(Exception):
+        pass
+
+    def on_epoch(line, _):
+        if line["epoch"] > stop_after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        csada.fit(model, data, "csada", COSTS, checkpoint=path, on_epoch=on_epoch, **kw)
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(tmp_path):
+    model, x, y = problem()
+    kw = {"epochs": 5, "lr": 0.01, "batch_size": 16, "schedule": "one_cycle", "seed": 2}
+    whole = csada.fit(model, (x, y), "csada", COSTS, **kw)
+    interrupted(tmp_path / "run.pt", model, (x, y), 2, **kw)
+    resumed = csada.fit(model, (x, y), "csada", COSTS, checkpoint=tmp_path / "run.pt", **kw)
+    assert torch.equal(weights(whole), weights(resumed)) and losses(whole) == losses(resumed)
+    with pytest.raises(csada.InputError, match="checkpoint of another run"):
+        csada.fit(model, (x, y), "csada", COSTS, checkpoint=tmp_path / "run.pt", **kw | {"lr": 0.02})
+
+
+def test_killed_at_any_moment_it_continues(tmp_path):
+    """A real process, killed with SIGKILL in the middle of its work, then started again."""
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, torch, csada\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "torch.set_num_threads(1)\n"
+        "from test_training import problem, COSTS, weights\n"
+        "model, x, y = problem(512)\n"
+        "f = csada.fit(model, (x, y), 'csada', COSTS, epochs=40, lr=.01, batch_size=8, checkpoint=sys.argv[1])\n"
+        "torch.save(weights(f), sys.argv[2])\n"
+    )
+    run = lambda ck, out: [sys.executable, str(script), str(ck), str(out)]  # noqa: E731
+    process = subprocess.Popen(run(tmp_path / "a.pt", tmp_path / "a.out"))
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "a.pt").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.15)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "a.out").exists()
+    assert 0 < len(torch.load(tmp_path / "a.pt", weights_only=True)["history"]) < 40
+    subprocess.run(run(tmp_path / "a.pt", tmp_path / "a.out"), check=True)
+    subprocess.run(run(tmp_path / "b.pt", tmp_path / "b.out"), check=True)
+    assert torch.equal(torch.load(tmp_path / "a.out"), torch.load(tmp_path / "b.out"))
+    assert not [p for p in os.listdir(tmp_path) if p.endswith(".tmp") and "b.pt" in p]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"costs": csada.CostMatrix.uniform(5)}, "the model scores 4 classes but the costs name 5"),
+        ({"data": (torch.zeros(0, 2, 4, 4), torch.zeros(0, dtype=torch.long))}, "the data is empty"),
+        ({"data": (torch.zeros(3, 2, 4, 4), torch.tensor([0, 1, 4]))}, "label 4 is out of range"),
+        ({"data": (torch.zeros(3, 2, 4, 4), torch.tensor([0, 1]))}, "3 samples but 2 labels"),
+        ({"data": (torch.zeros(3, 2, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2]))}, "samples are torch.uint8"),
+        ({"data": "cifar10"}, "cannot read data of type str"),
+        ({"method": "csadaa"}, "unknown method 'csadaa'; did you mean 'csada'"),
+        ({"costs": None}, "method 'csada' needs costs="),
+        ({"epsilom": 2}, "unknown option 'epsilom' for csada; did you mean 'epsilon'"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"schedule": "cosine"}, "unknown schedule 'cosine'; known: constant"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    model, x, y = problem(16)
+    arguments = {
+        "model": model,
+        "data": (x, y),
+        "method": "csada",
+        "costs": COSTS,
+        "epochs": 1,
+        "batch_size": 8,
+    } | change
+    with pytest.raises(csada.InputError, match=message):
+        csada.fit(**arguments)

@@ -169,7 +169,8 @@ def _wide(mask: Tensor, x: Tensor) -> Tensor:
 
 def _lengths(v: Tensor) -> Tensor:
     """Each sample's Euclidean length, shaped to broadcast; never 0, so that it can be divided by."""
-    return v.flatten(1).norm(dim=1).clamp_min(torch.finfo(v.dtype).tiny).view(-1, *(1,) * (v.ndim - 1))
+    lengths = torch.linalg.vector_norm(v.flatten(1), dim=1)
+    return lengths.clamp_min(torch.finfo(v.dtype).tiny).view(-1, *(1,) * (v.ndim - 1))
 
 
 PROJECTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -189,6 +190,6 @@ def check_settings(epsilon: float, step_size: float, steps: int, norm: str, step
             raise InputError(f"{name} must be a positive number, got {value}")
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}")
-    for name, value, known in (("norm", norm, PROJECTIONS), ("step", step, DIRECTIONS)):
-        if value not in known:
-            raise InputError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+    for name, choice, known in (("norm", norm, list(PROJECTIONS)), ("step", step, list(DIRECTIONS))):
+        if choice not in known:
+            raise InputError(f"unknown {name} {choice!r}; known: {', '.join(known)}")

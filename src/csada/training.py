@@ -29,6 +29,7 @@ from csada.data.splits import Batch, Part
 from csada.errors import Diverged, InputError
 from csada.methods import METHODS, Method
 from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, training_mode
+from csada.step import CapturedStep, capture
 
 Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and whatever on_epoch adds
 OnEpoch = Callable[[Epoch, nn.Module], Epoch | None]
@@ -57,7 +58,8 @@ class Settings:
     nesterov: bool = False
     schedule: str = "constant"  # or "step:N:F" (times F every N epochs) or "one_cycle"
     freeze_norm: bool | None = None  # None: batch norm learns under cross_entropy and is frozen when fine-tuning
-    precision: str = "32"  # or "bf16": autocast, weights and attacks kept as they are
+    precision: str = "32"  # or "bf16": autocast; weights, and what the attack adds to the samples, stay as they are
+    graph: bool = True  # on a GPU: capture the step as a CUDA graph where that can be done
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -88,14 +90,17 @@ class Settings:
             return self.lr * 0.5 * (1 + math.cos(math.pi * done))  # ... and down to nothing
         raise InputError(f"unknown schedule {self.schedule!r}; known: constant, step:EPOCHS:FACTOR, one_cycle")
 
-    def optimiser(self, parameters: Any, **extra: Any) -> torch.optim.Optimizer:
+    def optimiser(self, parameters: Any) -> torch.optim.Optimizer:
+        """On a GPU the rate is a tensor there, which a captured step reads anew each time."""
         trained = [p for p in parameters if p.requires_grad]
         if not trained:
             raise InputError("every parameter of the model is frozen; unfreeze what is to be trained")
+        cuda = trained[0].is_cuda
+        lr = torch.tensor(self.lr, device=trained[0].device) if cuda else self.lr
         if self.optimizer == "adam":
-            return torch.optim.Adam(trained, lr=self.lr, weight_decay=self.weight_decay, **extra)
+            return torch.optim.Adam(trained, lr=lr, weight_decay=self.weight_decay, fused=cuda, capturable=cuda)
         return torch.optim.SGD(
-            trained, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov, **extra
+            trained, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov, fused=cuda
         )
 
 
@@ -168,9 +173,13 @@ class Loop:
     device: torch.device
     lr: float = 0.0
     optimizer: torch.optim.Optimizer = field(init=False)
+    captured: CapturedStep | None = None
 
     def __post_init__(self) -> None:
+        if self.device.type == "cuda":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = self.settings.optimiser(self.model.parameters())
+        self.try_capture = self.settings.graph and self.device.type == "cuda" and getattr(self.method, "static", True)
 
     def epoch(self, epoch: int, source: Batches, generator: torch.Generator) -> float:
         """One pass over the data; the mean loss."""
@@ -178,8 +187,12 @@ class Loop:
         for i, batch in enumerate(source.epoch(generator)):
             if isinstance(source, LoaderBatches):
                 check_labels(batch.y, len(self.method.costs))
-            self.lr = self.settings.lr_at(epoch * len(source) + i, len(source))
-            loss = self.step(batch, generator)
+            self.set_lr(self.settings.lr_at(epoch * len(source) + i, len(source)))
+            if self.try_capture:
+                self.captured = capture(self.step, batch, generator, self.model, self.optimizer)
+                self.try_capture = False
+            captured = self.captured is not None and self.captured.fits(batch)
+            loss = self.captured(batch) if self.captured and captured else self.step(batch, generator)
             total += loss * len(batch.y)
             count += len(batch.y)
             if (self.device.type == "cpu" or i % CHECK_EVERY == 0) and not math.isfinite(float(loss)):
@@ -188,8 +201,6 @@ class Loop:
 
     def step(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """One descent."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
         self.optimizer.zero_grad(set_to_none=True)
         with self.autocast():
             loss = self.method(self.model, batch.x, batch.y, costs=batch.costs, generator=generator)
@@ -197,9 +208,22 @@ class Loop:
         self.optimizer.step()
         return loss.detach()
 
+    def set_lr(self, lr: float) -> None:
+        self.lr = lr
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
     def autocast(self) -> Any:
-        bf16 = self.settings.precision == "bf16"
-        return torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext()
+        if self.settings.precision == "32":
+            return nullcontext()
+        # inside a graph a cached cast would outlive the weights it was made of
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.capturing())
+
+    def capturing(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any], costs_given: bool) -> Method:
@@ -242,6 +266,7 @@ def borrowed_randomness(device: torch.device) -> Iterator[Callable[[int, int, Da
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - users' transforms may use it
     lent: dict[int, tuple[torch.Generator, Tensor]] = {}
+    generator = torch.Generator(device)  # one object for all epochs: a captured step draws from it
 
     def reseed(seed: int, epoch: int, data: Data) -> torch.Generator:
         number = int(np.random.SeedSequence([seed, epoch + 1]).generate_state(1, np.uint64)[0]) >> 1
@@ -253,7 +278,7 @@ def borrowed_randomness(device: torch.device) -> Iterator[Callable[[int, int, Da
             if isinstance(own, torch.Generator):
                 lent.setdefault(id(own), (own, own.get_state()))
                 own.manual_seed(number)
-        return torch.Generator(device).manual_seed(number)
+        return generator.manual_seed(number)
 
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:

@@ -1,13 +1,13 @@
 """CSADA for models without gradients, such as forests and boosting.
 
-Each round fits a small network, the surrogate, to what the model predicts on the training samples and around them.
-Every sample x of class y is pushed towards every class z of positive cost by ascent on the surrogate's log p_z, and
-Algorithm 1 is played on that path with the model's own predictions: it stops at the first point that the model calls z,
-and goes back one step from a point of a third class. The points join the training set with label y and the weight
+Each round fits a small network, the surrogate, to what the model predicts on the training samples and around them, and
+draws N tasks (sample i, target z) with probability proportional to c~(y_i, z). Each x_i is pushed towards its z by ascent
+on the surrogate's log p_z, and Algorithm 1 is played on that path with the model's own predictions: it stops at the
+first point that the model calls z, and goes back one step from a point of a third class. The points join the training
+set with label y_i and weight lambda, shared among the rounds so far, and the model is fitted again.
 
-    lambda N c~(y, z) / sum_i,z c~(y_i, z)         (in all lambda N, shared among the rounds so far)
-
-and the model is fitted again. The features must be numbers between which other numbers make sense.
+Tasks are drawn, not all taken with small weights: a fully grown tree gives a point its own leaf whatever it weighs.
+The features must be numbers between which other numbers make sense.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class AugmentedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         costs: Costs = None,
         rounds: int = 3,
-        weight: float = 1.0,
+        weight: float = 0.5,
         tau: float = 1.0,
         steps: int = 10,
-        step_size: float = 0.1,
-        epsilon: float = 1.0,
+        step_size: float = 0.03,
+        epsilon: float = 0.3,
         hidden: tuple[int, ...] = (50,),
         epochs: int = 30,
         random_state: Any = None,
@@ -80,14 +80,14 @@ class AugmentedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
         rng = check_random_state(self.random_state)
         pairs = self.costs_.weights(self.tau)[index]
-        rows, target = pairs.nonzero()
-        weights = pairs[rows, target] * (self.weight * len(X) / (float(pairs.sum()) or 1.0))
         normalization = standardization(X)
         mean, std = np.array(normalization.mean), np.array(normalization.std)
-        made: list[Array] = []
+        points, labels, counts = [X], [y], [np.empty(0)]
         outcomes = []
         self.estimator_ = self._fitted(X, y, np.ones(len(X)), rng)
-        for r in range(1, self.rounds + 1 if len(rows) and self.weight > 0 else 1):
+        for r in range(1, self.rounds + 1 if pairs.any() and self.weight > 0 else 1):
+            drawn = rng.multinomial(len(X), pairs.ravel() / pairs.sum()).reshape(pairs.shape)
+            rows, target = drawn.nonzero()
             surrogate = self._surrogate(X, mean, std, int(rng.randint(2**31 - 1)))
             path = surrogate_path(
                 surrogate,
@@ -97,17 +97,15 @@ class AugmentedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self.step_size,
                 self.steps,
             )
-            points = X[rows] + path.numpy() * std  # [K + 1, T, F], in the model's own units
-            predicted = self._predicted(points.reshape(-1, X.shape[1])).reshape(points.shape[:2])
+            way = X[rows] + path.numpy() * std  # [K + 1, T, F], in the model's own units
+            predicted = self._predicted(way.reshape(-1, X.shape[1])).reshape(way.shape[:2])
             step, outcome = accept(predicted, index[rows], target)
-            made.append(points[step, np.arange(len(rows))])
-            outcomes.append(np.bincount(outcome, minlength=len(Outcome)))
-            self.estimator_ = self._fitted(
-                np.concatenate([X, *made]),
-                np.concatenate([y, *[y[rows]] * r]),
-                np.concatenate([np.ones(len(X)), *[weights / r] * r]),
-                rng,
-            )
+            outcomes.append(np.bincount(outcome, drawn[rows, target], len(Outcome)).astype(int))
+            points.append(way[step, np.arange(len(rows))])
+            labels.append(y[rows])
+            counts.append(drawn[rows, target])
+            weights = np.concatenate([np.ones(len(X)), self.weight / r * np.concatenate(counts)])
+            self.estimator_ = self._fitted(np.concatenate(points), np.concatenate(labels), weights, rng)
         self.outcomes_ = np.array(outcomes).reshape(-1, len(Outcome))
         take_features(self, self.estimator_)
         return self

@@ -105,10 +105,9 @@ def rivals(costs: CostMatrix, classes: int, seed: int) -> dict[str, list[tuple[O
             calibration=(None, "temperature"),
         ),
         "forest_csada": tried(
-            partial(
-                AugmentedClassifier, forest, costs=costs, random_state=seed, epochs=15, rounds=2, steps=5, step_size=0.2
-            ),
+            partial(AugmentedClassifier, forest, costs=costs, random_state=seed, epochs=15),
             weight=(0.5, 2.0),
+            epsilon=(0.3, 1.0),
         ),
         "linear_csada": tried(partial(CSADAClassifier, hidden=(), costs=costs, random_state=seed), weight=(1.0, 5.0)),
         "kernel_csada": tried(

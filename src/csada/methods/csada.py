@@ -25,10 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from csada.attacks import Bounds, ascend, check_settings
+from csada.attacks import Bounds, Forward, ascend, check_settings
 from csada.costs import CostMatrix
 from csada.errors import InputError
-from csada.models.modes import borrowed_eval, mixes_batch
+from csada.models.folded import folded_forward
+from csada.models.modes import borrowed_eval, capturing, mixes_batch
+from csada.models.residual import ResNet
 
 PAIR_ESTIMATORS = ("paper", "unbiased", "class_mean")  # one pair a batch
 TASK_ESTIMATORS = ("per_sample", "task_mean")  # M tasks a batch, static shapes
@@ -70,6 +72,11 @@ class CSADA:
         if self.tasks < 1:
             raise InputError(f"tasks must be at least 1, got {self.tasks}")
 
+    @property
+    def static(self) -> bool:
+        """Whether every batch has the same shapes, so that a step can be captured as a CUDA graph."""
+        return self.estimator in TASK_ESTIMATORS
+
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return model, data
 
@@ -97,7 +104,7 @@ class CSADA:
                 return None
             pair = sample_cdf(weights.pairs.flatten().cumsum(0), (1,), generator)
             return pair_tasks(y, pair // len(weights.pairs), pair % len(weights.pairs), self.estimator)
-        if not (weights.every_class or bool(weights.mass[y].any())):
+        if not (weights.every_class or capturing(y) or bool(weights.mass[y].any())):
             return None
         return drawn_tasks(y, weights, self.tasks, self.estimator, generator)
 
@@ -124,7 +131,7 @@ class CSADA:
             return x
         with borrowed_eval(model):
             return ascend(
-                model,
+                attack_view(model, x),
                 x,
                 y,
                 target,
@@ -136,6 +143,13 @@ class CSADA:
                 self.bounds,
                 shrink=x.is_cpu,
             ).adversarial
+
+
+def attack_view(model: nn.Module, x: Tensor) -> Forward:
+    """The model as K forwards and backwards in eval mode see it: under bf16 on a GPU our ResNets have a faster form."""
+    if isinstance(model, ResNet) and x.is_cuda and torch.is_autocast_enabled("cuda"):
+        return folded_forward(model, torch.get_autocast_dtype("cuda"))
+    return model
 
 
 class PairWeights(NamedTuple):
@@ -180,17 +194,18 @@ def drawn_tasks(
 ) -> Tasks:
     """`tasks` pairs (sample, target) with probability proportional to c~(y_i, z): the sample first, then its target."""
     mass = weights.mass[y]
-    index = sample_cdf(mass.cumsum(0), (tasks,), generator)
-    target = sample_cdf(weights.cdf[y[index]], (tasks, 1), generator)[:, 0]
-    scale = torch.ones_like(mass[0]) if estimator == "task_mean" else mass.mean()
-    return Tasks(index, target, (scale / tasks).expand(tasks))
+    sample = sample_cdf(mass.cumsum(0), (tasks,), generator)
+    target = sample_cdf(weights.cdf[y[sample]], (tasks, 1), generator)[:, 0]
+    scale = (mass.sum() > 0).to(mass.dtype) if estimator == "task_mean" else mass.mean()
+    return Tasks(sample, target, (scale / tasks).expand(tasks))
 
 
 def sample_cdf(cdf: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Indices drawn in proportion to the steps of a cumulative sum along its last axis; one of weight zero never comes."""
     total = cdf[..., -1:]
     u = torch.rand(shape, dtype=cdf.dtype, device=cdf.device, generator=generator) * total
-    return torch.searchsorted(cdf, torch.minimum(u, total.nextafter(torch.zeros_like(total))), right=True)
+    drawn = torch.searchsorted(cdf, torch.minimum(u, total.nextafter(torch.zeros_like(total))), right=True)
+    return drawn.clamp_max(cdf.shape[-1] - 1)  # where nothing has weight: any index, for a task that counts nothing
 
 
 def _full(like: Tensor, value: float) -> Tensor:

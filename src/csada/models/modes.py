@@ -51,6 +51,11 @@ def training_mode(model: nn.Module, *, freeze_norm: bool) -> None:
                 module.eval()
 
 
+def capturing(x: Tensor) -> bool:
+    """Whether what is done now becomes part of a CUDA graph and so must not wait for the device."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def mixes_batch(model: nn.Module) -> bool:
     """Whether a sample's output depends on the others in its batch: batch norm in training mode."""
     return any(isinstance(module, _BatchNorm) and module.training for module in model.modules())

@@ -278,7 +278,7 @@ def test_a_model_that_returns_nan_is_named():
     model = mlp()
     with torch.no_grad():
         model[2].bias[1] = float("nan")
-    with pytest.raises(InputError, match="the model returned .*nan.* for sample 0"):
+    with pytest.raises(InputError, match=r"the model returned .*nan.* for sample 0"):
         attack(model, torch.zeros(2, 5, dtype=torch.float64), 0, 1)
 
 

@@ -169,7 +169,7 @@ def _wide(mask: Tensor, x: Tensor) -> Tensor:
 
 def _lengths(v: Tensor) -> Tensor:
     """Each sample's Euclidean length, shaped to broadcast; never 0, so that it can be divided by."""
-    lengths = torch.linalg.vector_norm(v.flatten(1), dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(v.flatten(1), dim=1)
     return lengths.clamp_min(torch.finfo(v.dtype).tiny).view(-1, *(1,) * (v.ndim - 1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -108,6 +110,90 @@ def demo(
     )
     figure = demo_figure(*({n: getattr(r, k) for n, r in rows.items()} for k in ("weighted_error_rate", "accuracy")))
     _show_files(save(figure, out / "demo.png"))
+
+
+@app.command()
+def compare(
+    data: Annotated[str, typer.Argument(help="cifar10, digits, mnist, pills, pmi, toy, or a folder or CSV file.")],
+    costs: Annotated[str, typer.Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")],
+    methods: Annotated[str | None, typer.Option(help="Names with commas between, or all.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
+    model: Annotated[str | None, typer.Option(help="mlp, cnn, resnet9 or resnet34; else by the data.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of fine-tuning; some methods take five times as many.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of fine-tuning, for every method.")] = None,
+    baseline_epochs: Annotated[int | None, typer.Option(min=1, help="Of the baseline.")] = None,
+    scale: Annotated[float, typer.Option(help="The fraction of the data to use.")] = 1.0,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
+    out: OutDir = Path("out"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record instead of the table.")] = False,
+) -> None:
+    """Several methods, each from the same baselines, against the baseline and the training-free decision rule.
+
+    Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
+    """
+    from csada.costs import CostMatrix
+    from csada.experiments import compare as experiment
+    from csada.experiments.records import write_json
+
+    file = out / "compare.json"
+    with progress("training") as update:
+        record = experiment.compare(
+            data,
+            costs,
+            methods or experiment.SHOWN,
+            seeds=seeds,
+            model=model,
+            epochs=epochs,
+            lr=lr,
+            baseline_epochs=baseline_epochs,
+            scale=scale,
+            data_dir=data_dir,
+            on_progress=update,
+            on_seed=lambda record: write_json(file, record),
+        )
+    if as_json:
+        typer.echo(json.dumps(record, indent=1))
+        return
+    pairs = experiment.critical_pairs(CostMatrix(record["costs"], record["classes"]))
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    for heading in ("accuracy (%)", "cost per 100", "critical errors", "p, baseline", "p, its rule"):
+        table.add_column(heading)
+    for line in record["summary"]:
+        if "diverged" in line:
+            table.add_row(line["row"], line["diverged"])
+            continue
+        critical = _mean_sd(line["critical_errors"]) if pairs else "-"
+        p_values = (_p_value(line[key]) for key in ("p_baseline", "p_rule"))
+        table.add_row(line["row"], _mean_sd(line["accuracy"], 100), _mean_sd(line["cost"], 100), critical, *p_values)
+    console.print(table)
+    names = record["classes"]
+    critical = ", ".join(f"{names[y]} as {names[z]} ({record['costs'][y][z]:.3g})" for y, z in pairs)
+    notes = [
+        f"{record['data']['name']}, {record['model']['name']}, {record['data']['samples']['test']:,} test samples; "
+        f"mean (sd) over {seeds} seed{'s' * (seeds > 1)}.",
+        f"Critical errors are those on the dearest pairs: {critical}." if pairs else "All mistakes cost the same.",
+        "p: paired t test on cost over the seeds, two-sided, not corrected for the number of methods; seeds share "
+        "their data, so p is smaller than it should be."
+        if seeds > 2
+        else "No paired tests: they need at least 3 seeds.",
+    ]
+    for note in notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    _show_files([file])
+
+
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+
+
+def _mean_sd(mean_sd: tuple[float, float | None], factor: float = 1) -> str:
+    mean, sd = mean_sd
+    return f"{factor * mean:.2f}" + ("" if sd is None else f" ({factor * sd:.2f})")
 
 
 def _show_files(files: list[Path]) -> None:

@@ -203,7 +203,7 @@ def _write(path: Path, jobs: Sequence[Job], side: int, conditions: Conditions, r
 
 def _in_parallel(jobs: Sequence[Job], side: int, conditions: Conditions) -> Iterator[Bytes]:
     """Chunks of pictures in order. Processes, because small arrays leave the interpreter's lock no rest."""
-    from joblib import Parallel, cpu_count, delayed  # type: ignore[import-untyped]  # its workers need no `if __name__ == "__main__"` in a user's script
+    from joblib import Parallel, cpu_count, delayed
 
     chunks = [jobs[start : start + CHUNK] for start in range(0, len(jobs), CHUNK)]
     workers = min(cpu_count(), len(chunks) // 4)  # a few are drawn here before a worker has started

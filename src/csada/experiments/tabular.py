@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import sklearn
 import torch
-from joblib import Parallel, delayed, parallel_config  # type: ignore[import-untyped]
+from joblib import Parallel, delayed, parallel_config
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.ensemble import RandomForestClassifier

@@ -4,7 +4,7 @@ from csada.models.bundles import load, read_config, save
 from csada.models.layers import freeze, head, replace_head, unfreeze
 from csada.models.plain import cnn, mlp
 from csada.models.recipes import RECIPES, Recipe, Stage
-from csada.models.residual import ResNet, fold_batch_norm, resnet
+from csada.models.residual import ResNet, resnet
 from csada.models.weights import load_weights
 from csada.models.zoo import MODELS, arguments_for, create
 
@@ -17,7 +17,6 @@ __all__ = [
     "arguments_for",
     "cnn",
     "create",
-    "fold_batch_norm",
     "freeze",
     "head",
     "load",

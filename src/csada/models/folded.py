@@ -1,20 +1,21 @@
-"""A ResNet as the attack sees it: batch norm folded into the convolutions, weights cast once for all K steps.
+"""A ResNet whose batch norms do not learn: each is folded into its convolution.
 
 In eval mode a batch norm is an affine map of a channel, so  bn(conv(x)) = conv'(x) + b'  with  w' = w * g / sqrt(v + eps).
-On a GPU convolution, bias, short way and ReLU are then one kernel forward, and backward goes to the input alone. Equal to
-the model up to rounding; made anew after each update of the weights, which costs far less than one forward.
+On a GPU convolution, bias, short way and ReLU are then one kernel, and the frozen batch norm's own kernels, a quarter of a
+step, are gone. Folding is differentiable, so g and the bias still learn; equal to the plain forward up to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from csada.models.residual import BasicBlock, ResNet
+if TYPE_CHECKING:
+    from csada.models.residual import BasicBlock, ResNet
 
 Pair = tuple[int, int]
 
@@ -28,9 +29,9 @@ class Folded(NamedTuple):
 
 def fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d, dtype: torch.dtype) -> Folded:
     assert norm.running_mean is not None and norm.running_var is not None
-    factor = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
-    weight = (convolution.weight.detach() * factor[:, None, None, None]).to(dtype, memory_format=torch.channels_last)
-    bias = (norm.bias.detach() - norm.running_mean * factor).to(dtype)
+    factor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    weight = (convolution.weight * factor[:, None, None, None]).to(dtype, memory_format=torch.channels_last)
+    bias = (norm.bias - norm.running_mean * factor).to(dtype)
     return Folded(weight, bias, convolution.stride, convolution.padding)  # type: ignore[arg-type]
 
 
@@ -39,24 +40,23 @@ def fold_short(block: BasicBlock, dtype: torch.dtype) -> Folded | None:
 
 
 def folded_forward(model: ResNet, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The model's eval-mode forward in `dtype`, with the weights as they are now."""
+    """The model's eval-mode forward in `dtype`, with the weights as they are now; fold once, call as often as needed."""
     stem = fold(model.conv1, model.bn1, dtype)
-    blocks = [
-        (fold(b.conv1, b.bn1, dtype), fold(b.conv2, b.bn2, dtype), fold_short(b, dtype))
+    blocks: Any = [
+        (fold(b.conv1, b.bn1, dtype), fold(b.conv2, b.bn2, dtype), fold_short(b, dtype))  # type: ignore[arg-type]
         for layer in (model.layer1, model.layer2, model.layer3, model.layer4)
         for b in layer
-        if isinstance(b, BasicBlock)
     ]
-    head = model.fc.weight.detach().to(dtype), model.fc.bias.detach().to(dtype)
+    head = model.fc.weight.to(dtype), model.fc.bias.to(dtype)
 
     def forward(x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(dtype, memory_format=torch.channels_last)
             x = model.maxpool(convolve(x, stem))
             for first, second, short in blocks:
-                way = x if short is None else F.conv2d(x, short.weight, short.bias, short.stride, short.padding)
+                way = x if short is None else F.conv2d(x, *short)
                 x = convolve(convolve(x, first), second, way)
-            return F.linear(x.mean((2, 3)), *head).float()
+            return F.linear(x.mean((2, 3)), *head)
 
     return forward
 
@@ -71,7 +71,7 @@ def convolve(x: Tensor, folded: Folded, way: Tensor | None = None) -> Tensor:
 
 
 class FusedConvolution(torch.autograd.Function):
-    """relu(conv(x) + bias + way) as one cuDNN kernel, differentiable in x and way."""
+    """relu(conv(x) + bias + way) as one cuDNN kernel; backward computes only the gradients that are asked for."""
 
     @staticmethod
     def forward(
@@ -88,8 +88,10 @@ class FusedConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out = ctx.saved_tensors
+        to_x, to_weight, to_bias, _, _, to_way = ctx.needs_input_grad
         gradient = torch.ops.aten.threshold_backward(gradients[0], out, 0)
-        to_x = torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1, (True, False, False)
-        )[0]
-        return to_x, None, None, None, None, gradient if ctx.needs_input_grad[5] else None
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+            gradient, x, weight, None, ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1, (to_x, to_weight, False)
+        )
+        grad_bias = gradient.sum((0, 2, 3)) if to_bias else None
+        return grad_x, grad_weight, grad_bias, None, None, gradient if to_way else None

@@ -77,6 +77,6 @@ def check_logits(logits: Tensor, classes: int | None = None) -> None:
 def check_labels(y: Tensor, classes: int) -> None:
     if y.is_floating_point() or y.ndim != 1:
         raise InputError(f"labels must be class numbers, one a sample; got {y.dtype} of shape {tuple(y.shape)}")
-    if len(y) and not (0 <= int(y.min()) and int(y.max()) < classes):
+    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
         bad = int(y[(y < 0) | (y >= classes)][0])
         raise InputError(f"label {bad} is out of range; the costs name {classes} classes, 0 to {classes - 1}")

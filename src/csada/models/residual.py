@@ -5,14 +5,14 @@ Parameters carry torchvision's names (conv1, layer1.0.bn2, layer2.0.downsample.0
 
 from __future__ import annotations
 
-import copy
-
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from csada.errors import InputError
+from csada.models.folded import folded_forward
 from csada.models.initial import he_convolutions, seeded
+from csada.models.modes import mixes_batch
 
 BLOCKS = {9: (1, 1, 1, 1), 34: (3, 4, 6, 3)}
 WIDTHS = (64, 128, 256, 512)
@@ -58,6 +58,8 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(WIDTHS[3], classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and torch.is_autocast_enabled("cuda") and not mixes_batch(self):
+            return folded_forward(self, torch.get_autocast_dtype("cuda"))(x)
         x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: Tensor = self.fc(x.mean((2, 3)))
@@ -81,19 +83,3 @@ def resnet(depth: int, classes: int, channels: int = 3, stem: str = "small", *, 
         model = ResNet(BLOCKS[depth], classes, channels, stem)
         he_convolutions(model)
     return model
-
-
-def fold_batch_norm(model: nn.Module) -> nn.Module:
-    """A copy of a ResNet in eval mode whose convolutions do the work of their batch norms: equal up to rounding."""
-    if not isinstance(model, ResNet):
-        raise InputError(f"batch norms can be folded into csada's own ResNets only, got {type(model).__name__}")
-    if any(module.training for module in model.modules()):
-        raise InputError("a batch norm that still learns its statistics cannot be folded; call model.eval() first")
-    folded = copy.deepcopy(model)
-    for module in list(folded.modules()):
-        for first, second in (("conv1", "bn1"), ("conv2", "bn2"), ("0", "1")):  # "0", "1": the short way
-            convolution, norm = getattr(module, first, None), getattr(module, second, None)
-            if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                setattr(module, first, fuse_conv_bn_eval(convolution, norm))
-                setattr(module, second, nn.Identity().eval())
-    return folded

@@ -80,9 +80,8 @@ def draw_test(axis: Axes, panel: ToyPanel) -> None:
     for k, (colour, marker) in enumerate(zip(COLOURS, MARKERS, strict=True)):
         x = panel.test_x[(panel.test_y == k) & ~panel.critical]
         axis.scatter(x[:, 0], x[:, 1], s=6, marker=marker, color=colour, alpha=0.25, linewidths=0)
-    axis.scatter(
-        *panel.test_x[panel.critical].T, s=60, marker="X", color=GREEN, edgecolors=DARK, linewidths=1, zorder=5
-    )
+    x = panel.test_x[panel.critical]
+    axis.scatter(x[:, 0], x[:, 1], s=60, marker="X", color=GREEN, edgecolors=DARK, linewidths=1, zorder=5)
 
 
 def draw_attacks(axis: Axes, panel: ToyPanel, epsilon: float) -> None:

@@ -1,0 +1,47 @@
+# Two commands on a fresh machine: `make demo` and `make test`. They need Python 3.11+, GNU make and pip, nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# every install is held to the versions that were tested; torch comes first, so that no other build of it is fetched
+PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install -q --disable-pip-version-check
+# development data beside the checkout, where there is any; tests that need it are skipped elsewhere
+SHARED := $(wildcard ../shared/data)
+export CSADA_DATA ?= $(abspath $(SHARED))
+ifeq ($(CSADA_DATA),)
+unexport CSADA_DATA
+endif
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/csada demo
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n $$($(PYTHON) -c "import os; print(os.cpu_count())")
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) test
+
+$(VENV)/torch: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(PIP) -e '.[test]'
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed-test
+	$(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

@@ -1,0 +1,110 @@
+"""Baselines: cross-entropy by a recipe, and the proof that the model fits its training data.
+
+CSADA is for models that interpolate, so the training loss is measured on the training images as they are, without
+augmentation; a baseline that does not reach it is marked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from csada.costs import CostMatrix
+from csada.data.splits import Splits
+from csada.errors import InputError
+from csada.evaluation import evaluate_scores, predict_logits
+from csada.experiments.records import environment
+from csada.models import RECIPES, create, freeze, head, unfreeze
+from csada.models.zoo import arguments_for
+from csada.training import Epoch, fit
+
+INTERPOLATES = 0.01  # training loss without augmentation below which a baseline counts as fitting its data
+
+
+@dataclass(frozen=True)
+class Baseline:
+    model: nn.Module
+    record: dict[str, Any]
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def train_baseline(
+    splits: Splits,
+    model: str | nn.Module = "resnet34",
+    recipe: str = "fast",
+    *,
+    seed: int = 0,
+    epochs: int | None = None,
+    on_epoch: Callable[[Epoch, int], None] | None = None,
+) -> Baseline:
+    """Train by one of RECIPES on the best device there is; `epochs` replaces a one-stage recipe's number of them.
+
+    on_epoch(line, total) is told after every epoch, `total` counting those of all stages.
+    """
+    if recipe not in RECIPES:
+        raise InputError(f"unknown recipe {recipe!r}; known: {', '.join(RECIPES)}")
+    stages = RECIPES[recipe]
+    if epochs is not None:
+        if len(stages) > 1:
+            raise InputError(f"recipe {recipe!r} has {len(stages)} stages; its epochs cannot be replaced by one number")
+        stages = (dataclasses.replace(stages[0], epochs=epochs),)
+    device = best_device()
+    shape = splits.train.batch(torch.arange(1)).x.shape[1:]
+    name = model if isinstance(model, str) else type(model).__name__
+    net = (
+        create(model, len(splits.classes), seed=seed, **arguments_for(model, shape))
+        if isinstance(model, str)
+        else model
+    )
+    net = net.to(device)
+    total = sum(stage.epochs for stage in stages)
+    history: list[Epoch] = []
+
+    def told(line: Epoch, _: nn.Module) -> None:
+        if on_epoch is not None:
+            on_epoch(line | {"epoch": len(history) + line["epoch"]}, total)
+
+    started = time.perf_counter()
+    for stage in stages:
+        options = dataclasses.asdict(stage)
+        if options.pop("train_only") == "head":
+            freeze(net, except_=head(net))
+        precision = "bf16" if device.type == "cuda" else "32"
+        fitted = fit(net, splits, "cross_entropy", precision=precision, seed=seed, on_epoch=told, **options)
+        net = fitted.model
+        unfreeze(net)
+        history += [line | {"epoch": len(history) + line["epoch"]} for line in fitted.history]
+    seconds = time.perf_counter() - started
+    costs = CostMatrix.uniform(len(splits.classes))
+    counts = {p: evaluate_scores(predict_logits(net, splits, part=p), costs) for p in ("train", "validation", "test")}
+    logits, labels = predict_logits(net, splits, part="train")
+    loss = float(F.cross_entropy(logits, labels))
+    return Baseline(
+        net,
+        {
+            "experiment": "baseline",
+            "data": splits.name,
+            "model": name,
+            "recipe": recipe,
+            "stages": [dataclasses.asdict(stage) for stage in stages],
+            "seed": seed,
+            "samples": {part: e.samples for part, e in counts.items()},
+            "training_seconds": seconds,
+            "training_loss": loss,
+            "interpolates": loss < INTERPOLATES,
+            "accuracy": {part: e.accuracy for part, e in counts.items()},
+            "confusion": {part: e.confusion.tolist() for part, e in counts.items() if part != "train"},
+            "history": history,
+            "environment": environment(),
+        },
+    )

@@ -1,0 +1,354 @@
+"""Every method from the same start: one baseline a seed, fine-tuned by each, judged on the same test part.
+
+A method has two rivals: the baseline as it is, and the baseline under the calibrated minimum-expected-cost rule, which
+trains nothing. Settings stand in DEFAULTS, the same whatever the data. They were not searched for alike: on small models
+CSADA has the demo's, chosen on validation splits of the digits, and CSDNN the best of three rates there; the others have
+what all share. So a row that loses may only want other settings, above all on digits against CSADA.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import ttest_rel
+from torch import nn
+
+from csada.costs import CostMatrix, Pair, did_you_mean
+from csada.data import load
+from csada.data.fetch import Progress
+from csada.data.pmi import pmi_costs
+from csada.data.splits import Splits
+from csada.decisions import MinimumExpectedCost, Rule
+from csada.errors import Diverged, InputError
+from csada.evaluation import Scores, evaluate_scores, predict_logits
+from csada.experiments.records import environment
+from csada.methods import METHODS
+from csada.metrics import Evaluation
+from csada.models import RECIPES, arguments_for, create
+from csada.models.modes import borrowed_threads
+from csada.training import Epoch, Settings, fit, make_method
+
+FORMAT = 1
+Options = dict[str, Any]
+Record = dict[str, Any]
+
+BASELINE = "baseline"
+RULED = {BASELINE: "baseline + rule", "csada": "csada + rule"}  # the rows that are also shown under the rule
+RIVALS = {"p_baseline": BASELINE, "p_rule": RULED[BASELINE]}
+SHOWN = (
+    "csada",
+    "adjusted_penalty",
+    "sosr",
+    "cost_weighted",
+    "expected_cost",
+    "penalty",
+    "oversampling",
+    "metacost",
+    "pgd_training",
+)
+
+
+def _recipe(name: str) -> Options:
+    (stage,) = RECIPES[name]
+    return {key: value for key, value in asdict(stage).items() if key != "train_only"}
+
+
+# What a training is run with, by kind of model; a method's own entry says where it differs from fine_tuning. "longer"
+# multiplies the epochs and takes the rate times 0.33 after each such part: the paper gives AP and SOSR 50 epochs for 10.
+DEFAULTS: dict[str, dict[str, Options]] = {
+    "every": {
+        "fine_tuning": {"epochs": 10, "freeze_norm": True},
+        "adjusted_penalty": {"longer": 5},
+        "sosr": {"longer": 5},
+        "csdnn": {"longer": 5, "optimizer": "adam", "lr": 1e-2},  # a network of its own, which starts from nothing
+        "metacost": {"bags": 5},
+    },
+    "plain": {  # cnn, mlp
+        "baseline": {"epochs": 60, "lr": 0.05, "batch_size": 64},
+        "fine_tuning": {"lr": 1e-3, "batch_size": 64},
+        "csada": {"tasks": 16, "step_size": 0.02, "steps": 5},  # the demo's
+        "csdnn": {
+            "lr": 3e-2
+        },  # of 1e-3, 1e-2 and 3e-2 the cheapest on validation: one split of digits, two cost matrices
+    },
+    "residual": {  # on images up to 64 pixels
+        "baseline": _recipe("fast"),
+        "fine_tuning": {"lr": 1e-4, "batch_size": 512},
+    },
+    "photographs": {  # residual networks on larger images
+        "baseline": _recipe("pmi-fast"),
+        "fine_tuning": {"lr": 1e-4, "batch_size": 128},
+        "csada": {"tasks": 16},
+    },
+}
+TINY = 256  # values a sample up to which several threads would only wait for each other
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is the same for every seed."""
+
+    costs: CostMatrix
+    model: str
+    arguments: Options  # with which the model is created
+    baseline: Options
+    methods: dict[str, Options]
+    threads: int
+
+    @property
+    def epochs(self) -> int:
+        """Of one seed, all trainings together."""
+        return sum(options["epochs"] for options in (self.baseline, *self.methods.values()))
+
+
+def compare(
+    data: str,
+    costs: str | CostMatrix,
+    methods: str | Sequence[str] = SHOWN,
+    *,
+    seeds: int = 3,
+    model: str | None = None,
+    epochs: int | None = None,
+    lr: float | None = None,
+    baseline_epochs: int | None = None,
+    scale: float = 1.0,
+    data_dir: str | os.PathLike[str] | None = None,
+    on_progress: Progress | None = None,
+    on_seed: Callable[[Record], object] | None = None,
+) -> Record:
+    """The record: what was run, the confusion counts of every run, and their summary.
+
+    costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
+    fine-tuning. on_progress(done, total) counts epochs; on_seed gets the record so far after every seed.
+    """
+    if seeds < 1:
+        raise InputError(f"seeds must be at least 1, got {seeds}")
+    names = method_names(methods)
+    splits = load(data, data_dir, scale, 0, on_progress)
+    plan = make_plan(splits, costs_for(costs, splits.classes), names, model, epochs, lr, baseline_epochs)
+    record: Record = {
+        "format": FORMAT,
+        "experiment": "compare",
+        "environment": environment(),
+        "data": {
+            "name": splits.name,
+            "scale": scale,
+            "samples": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
+        },
+        "classes": list(splits.classes),
+        "costs": plan.costs.values.tolist(),
+        "model": {"name": plan.model, **plan.arguments},
+        "baseline": plan.baseline,
+        "methods": plan.methods,
+        "runs": [],
+    }
+    for seed in range(seeds):
+        splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress)
+        count = Count(seed * plan.epochs, seeds * plan.epochs, on_progress)
+        with borrowed_threads(plan.threads):
+            record["runs"] += one_seed(plan, splits, seed, count)
+        record["summary"] = summarise(record)
+        if on_seed is not None:
+            on_seed(record)
+    return record
+
+
+@dataclass
+class Count:
+    """Epochs done, told to a progress bar; a training that ended early counts whole."""
+
+    done: int
+    total: int
+    tell: Progress | None
+
+    def epoch(self, line: Epoch, _: nn.Module) -> None:
+        self._show(self.done + line["epoch"])
+
+    def training(self, epochs: int) -> None:
+        self.done += epochs
+        self._show(self.done)
+
+    def _show(self, done: int) -> None:
+        if self.tell is not None:
+            self.tell(done, self.total)
+
+
+def one_seed(plan: Plan, splits: Splits, seed: int, count: Count) -> Iterator[Record]:
+    """One run a row of the table. Every method is handed the same trained baseline, which `fit` leaves as it is."""
+    start = create(plan.model, len(plan.costs), seed=seed, **plan.arguments)
+    model = start.to("cuda" if torch.cuda.is_available() else "cpu")
+    for row, options in {BASELINE: plan.baseline, **plan.methods}.items():
+        method = "cross_entropy" if row == BASELINE else row
+        started = time.perf_counter()
+        try:
+            fitted = fit(model, splits, method, plan.costs, seed=seed, on_epoch=count.epoch, **options)
+        except Diverged as error:
+            if row == BASELINE:
+                raise  # there is nothing to compare with
+            epoch = len(getattr(error.fitted, "history", ())) + 1
+            for name in filter(None, (row, RULED.get(row))):
+                yield {"seed": seed, "row": name, "diverged": epoch}
+            continue
+        finally:
+            count.training(options["epochs"])
+        seconds = time.perf_counter() - started
+        model = fitted.model if row == BASELINE else model
+        scores = {part: predict_logits(fitted.model, splits, part=part) for part in ("validation", "test")}
+        counts = confusions(scores, plan.costs)
+        yield {"seed": seed, "row": row, "confusion": counts, "seconds": seconds, "history": fitted.history}
+        if row in RULED:
+            rule = MinimumExpectedCost.calibrated(*scores["validation"], plan.costs)
+            counts = confusions(scores, plan.costs, rule)
+            yield {"seed": seed, "row": RULED[row], "confusion": counts, "temperature": rule.temperature}
+
+
+def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> Record:
+    return {part: evaluate_scores(s, costs, decision).confusion.tolist() for part, s in scores.items()}
+
+
+def summarise(record: Record) -> list[Record]:
+    """A line a row of the table: [mean, sd] over the seeds, and p of the paired tests on cost against both rivals.
+
+    sd is None for one seed; p is None below three seeds, and where the difference is the same for all. A row that
+    diverged says in which epoch of which seed instead: a mean over the other seeds would flatter it.
+    """
+    costs = CostMatrix(record["costs"], record["classes"])
+    rows: dict[str, list[Record]] = {}
+    for run in record["runs"]:
+        rows.setdefault(run["row"], []).append(run)
+
+    def evaluations(row: str) -> list[Evaluation]:
+        return [Evaluation(np.array(run["confusion"]["test"]), costs) for run in rows[row]]
+
+    rivals = {key: [e.weighted_error_rate for e in evaluations(row)] for key, row in RIVALS.items()}
+    lines: list[Record] = []
+    for row, runs in rows.items():
+        if failed := {run["seed"]: run["diverged"] for run in runs if "diverged" in run}:
+            seed = min(failed)
+            lines.append({"row": row, "diverged": f"diverged in epoch {failed[seed]} of seed {seed}"})
+            continue
+        mine = evaluations(row)
+        paid = [e.weighted_error_rate for e in mine]
+        critical = [sum(e.pair_error(*pair).errors for pair in critical_pairs(costs)) for e in mine]
+        lines.append(
+            {
+                "row": row,
+                "accuracy": mean_sd([e.accuracy for e in mine]),
+                "cost": mean_sd(paid),
+                "critical_errors": mean_sd(critical),
+                **{key: None if RIVALS[key] == row else paired_p(paid, rival) for key, rival in rivals.items()},
+            }
+        )
+    return lines
+
+
+def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def paired_p(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Student's paired test, two-sided; None where it says nothing."""
+    differences = np.subtract(a, b)
+    if len(differences) < 3 or np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12):
+        return None
+    return float(ttest_rel(a, b).pvalue)
+
+
+def critical_pairs(costs: CostMatrix) -> list[Pair]:
+    """The three dearest pairs, as far as they are dearer than the cheapest: with equal costs there is none."""
+    cheapest = costs.values[~np.eye(len(costs), dtype=bool)].min()
+    return [pair for pair in costs.top_pairs(3) if costs[pair] > cheapest]
+
+
+def method_names(methods: str | Sequence[str]) -> list[str]:
+    """Names from a list, or from a text with commas; "all" is every entry of METHODS."""
+    names = [name.strip() for name in methods.split(",")] if isinstance(methods, str) else list(methods)
+    names = list(METHODS) if names == ["all"] else list(dict.fromkeys(name for name in names if name))
+    if not names:
+        raise InputError(f"no method to compare; known: {', '.join(METHODS)}")
+    for name in names:
+        if name not in METHODS:
+            raise InputError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
+    return names
+
+
+def costs_for(costs: str | CostMatrix, classes: Sequence[str]) -> CostMatrix:
+    """The costs in the order of the data's classes: a matrix, a CSV file, or one of uniform, pareto:SEED and pmi."""
+    if isinstance(costs, CostMatrix):
+        return _in_order(costs, classes, "the cost matrix")
+    if costs == "uniform":
+        return CostMatrix(CostMatrix.uniform(len(classes)).values, classes)
+    if costs == "pmi":
+        return _in_order(pmi_costs(), classes, "the PMI cost table")
+    if costs.split(":")[0] == "pareto":
+        seed = costs.removeprefix("pareto:")
+        if not seed.isdecimal():
+            raise InputError(f"costs {costs!r} lack a seed; write pareto:0")
+        return CostMatrix(CostMatrix.pareto(len(classes), seed=int(seed)).values, classes)
+    if not os.path.exists(costs):
+        raise InputError(f"there is no cost table {costs}; give a CSV file, uniform, pareto:SEED or pmi")
+    return _in_order(CostMatrix.from_csv(costs), classes, costs)
+
+
+def _in_order(costs: CostMatrix, classes: Sequence[str], source: str) -> CostMatrix:
+    for name in classes:
+        if name not in costs.classes:
+            raise InputError(f"{source} lacks the data's class {name!r}{did_you_mean(name, costs.classes)}")
+    for name in costs.classes:
+        if name not in classes:
+            raise InputError(f"{source} has class {name!r}, which the data lack{did_you_mean(name, classes)}")
+    order = [costs.index(name) for name in classes]
+    return CostMatrix(costs.values[np.ix_(order, order)], classes)
+
+
+def make_plan(
+    splits: Splits,
+    costs: CostMatrix,
+    methods: Sequence[str],
+    model: str | None,
+    epochs: int | None,
+    lr: float | None,
+    baseline_epochs: int | None,
+) -> Plan:
+    """Every setting resolved, and refused here if it is bad, before any training."""
+    shape = tuple(splits.train.batch(torch.arange(1)).x.shape[1:])
+    model = model or default_model(shape)
+    arguments = arguments_for(model, shape)
+    large = len(shape) == 3 and max(shape[1:]) > 64
+    kind = ("photographs" if large else "residual") if model.startswith("resnet") else "plain"
+    baseline = DEFAULTS[kind]["baseline"] | _given(epochs=baseline_epochs)
+    options = {name: _options(name, kind, _given(epochs=epochs, lr=lr)) for name in methods}
+    known = {f.name for f in fields(Settings)}
+    for name, own in (("cross_entropy", baseline), *options.items()):
+        Settings(**{k: v for k, v in own.items() if k in known})
+        make_method(name, costs, {k: v for k, v in own.items() if k not in known}, costs_given=True)
+    threads = 1 if math.prod(shape) <= TINY else torch.get_num_threads()
+    return Plan(costs, model, arguments, baseline, options, threads)
+
+
+def _options(method: str, kind: str, given: Options) -> Options:
+    options: Options = {}
+    for name in ("fine_tuning", method):
+        for table in (DEFAULTS["every"], DEFAULTS[kind]):
+            options |= table.get(name, {})
+    options |= given
+    if longer := options.pop("longer", None):
+        options |= {"schedule": f"step:{options['epochs']}:0.33", "epochs": longer * options["epochs"]}
+    return options
+
+
+def _given(**options: Any) -> Options:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def default_model(shape: Sequence[int]) -> str:
+    if len(shape) != 3:
+        return "mlp"
+    return "cnn" if shape[1] == shape[2] <= 32 else "resnet9"

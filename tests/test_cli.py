@@ -41,7 +41,10 @@ def test_toy_writes_its_figure_and_its_table(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["toy", "--spread", "-1"], "spread must be a positive number"), (["compare", "nowhere", "--costs", "uniform"], "nowhere")],
+    [
+        (["toy", "--spread", "-1"], "spread must be a positive number"),
+        (["compare", "nowhere", "--costs", "uniform"], "nowhere"),
+    ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path):
     run = csada(*arguments, cwd=tmp_path)

@@ -22,6 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Classifiers for when some mistakes cost more than others.",
 )
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: show what they hold, download public ones.")
+app.add_typer(data_app, name="data")
 console = Console()
 errors = Console(stderr=True)
 
@@ -95,19 +97,24 @@ def demo(
             update(len(runs), seeds)
     rows = summarise(runs)
     top = [(COSTS.classes[y], COSTS.classes[z]) for y, z in COSTS.top_pairs(3)]
-    table = Table("", "accuracy (%)", "cost per 100", *(f"{y} as {z}" for y, z in top), "all 8 pairs")
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    for heading in ("accuracy (%)", "cost per 100", *(f"{y} as {z}" for y, z in top), f"all {len(REASONS)} pairs"):
+        table.add_column(heading, justify="right")
     for name, row in rows.items():
         means = [str(mean_interval(100 * values)) for values in (row.accuracy, row.weighted_error_rate)]
-        pairs = [f"{row.critical[pair].errors} of {row.critical[pair].samples}" for pair in top]
+        pairs = [str(row.critical[pair].errors) for pair in top]
         table.add_row(name, *means, *pairs, str(sum(p.errors for p in row.critical.values())))
     fitted = 100 * sum(run.training_accuracy for run in runs) / len(runs)
     console.print(
         f"\nThe baseline gets {fitted:.1f} % of its training data right: there is no training error to re-weigh."
     )
     console.print(table)
-    console.print(
-        f"Mean ± half of the 95 % interval over {seeds} seeds; errors on the critical pairs are summed over them."
+    samples = rows["baseline"].critical[top[0]].samples
+    notes = (
+        f"Mean ± half of the 95 % interval over {seeds} seeds. Right: errors on the dearest pairs, all seeds together"
     )
+    console.print(f"{notes} ({samples} test samples of a {top[0][0]}).", soft_wrap=True)
     figure = demo_figure(*({n: getattr(r, k) for n, r in rows.items()} for k in ("weighted_error_rate", "accuracy")))
     _show_files(save(figure, out / "demo.png"))
 
@@ -183,6 +190,108 @@ def compare(
     for note in notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     _show_files([file])
+
+
+@data_app.command("show")
+def data_show(
+    data: Annotated[str, typer.Argument(help="A data set's name, a folder of images or a CSV file.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
+    scale: Annotated[float, typer.Option(help="The fraction of the data to use.")] = 1.0,
+    skip_bad: Annotated[bool, typer.Option(help="Leave out images that cannot be decoded, and list them.")] = False,
+    figure: Annotated[Path | None, typer.Option(help="Also draw one image of each class into this file.")] = None,
+) -> None:
+    """What a data set holds: parts, classes, samples a class.
+
+    Example: csada data show pills --scale 0.05 --figure out/pills.png
+    """
+    import numpy as np
+
+    from csada.data import load
+    from csada.report.examples import examples_figure
+    from csada.report.style import save
+
+    with progress("decoding") as update:
+        splits = load(data, data_dir, scale, on_progress=update, **({"skip_bad": True} if skip_bad else {}))
+    table = Table("class", "train", "validation", "test", title=splits.name)
+    parts = (splits.train, splits.validation, splits.test)
+    counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)) for part in parts]
+    for name, *numbers in zip(splits.classes, *counts, strict=True):
+        table.add_row(name, *map(str, numbers))
+    table.add_section()
+    table.add_row("all", *(f"{len(part):,}" for part in parts))
+    console.print(table)
+    for name in splits.skipped:
+        console.print(f"left out: {name}", soft_wrap=True, markup=False, highlight=False)
+    if figure is not None:
+        if splits.train.x.ndim != 4:
+            raise InputError(f"{splits.name} holds no images to draw")
+        first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(splits.classes))]
+        images = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
+        _show_files(save(examples_figure(images, splits.classes, columns=5), figure, (figure.suffix[1:] or "png",)))
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="mnist or cifar10.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Where to put it; else $CSADA_DATA or the cache.")] = None,
+) -> None:
+    """Download a public data set: resumed where it broke off, checked, and only then in its place.
+
+    Example: csada data fetch mnist
+    """
+    from csada.data.fetch import fetch
+
+    with progress("downloading") as update:
+        where = fetch(name, data_dir, on_progress=update)
+    console.print(f"{name} is in {where}", soft_wrap=True)
+
+
+@app.command()
+def train(
+    data: Annotated[str, typer.Argument(help="A data set's name, a folder of images or a CSV file.")],
+    out: OutDir = Path("out/baseline"),
+    model: Annotated[str, typer.Option(help="resnet34, resnet9, cnn or mlp.")] = "resnet34",
+    recipe: Annotated[str, typer.Option(help="fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9.")] = "fast",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    pretrained: Annotated[str | None, typer.Option(help="Weights to start from: a file, or hub:OWNER/NAME.")] = None,
+    seed: int = 0,
+    scale: Annotated[float, typer.Option(help="The fraction of the data to use.")] = 1.0,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
+    skip_bad: Annotated[bool, typer.Option(help="Leave out images that cannot be decoded.")] = False,
+) -> None:
+    """Train a baseline by a recipe, and write it with its record: the model that the methods start from.
+
+    Example: csada train digits --model cnn --epochs 60 --out out/digits
+    """
+    from csada.data import load
+    from csada.experiments.baseline import save_baseline, train_baseline
+
+    with progress("decoding") as update:
+        splits = load(data, data_dir, scale, on_progress=update, **({"skip_bad": True} if skip_bad else {}))
+    with progress("training") as update:
+        baseline = train_baseline(
+            splits,
+            model,
+            recipe,
+            seed=seed,
+            epochs=epochs,
+            pretrained=pretrained,
+            on_epoch=lambda line, total: update(line["epoch"], total),
+        )
+    record = baseline.record
+    console.print(
+        f"{splits.name}, {model}: test accuracy {100 * record['accuracy']['test']:.2f} %, training loss without "
+        f"augmentation {record['training_loss']:.4f}, {record['training_seconds']:.0f} s",
+        soft_wrap=True,
+    )
+    if not record["interpolates"]:
+        errors.print(
+            "The baseline does not fit its training data. CSADA is made for models that do; train longer, or a larger "
+            "model. A model that still makes training errors can also be re-weighted (method cost_weighted).",
+            style="yellow",
+            soft_wrap=True,
+        )
+    _show_files([save_baseline(baseline, splits, out)])
 
 
 def _p_value(p: float | None) -> str:

@@ -135,6 +135,14 @@ class CostMatrix:
                     ) from None
         return cls(values, names)
 
+    @classmethod
+    def preset(cls, name: str) -> CostMatrix:
+        """A table that comes with csada: "pmi", a pharmacist's costs for the twenty pills of the paper's section 5.3."""
+        presets = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.csv"))}
+        if name not in presets:
+            raise InputError(f"no preset {name!r}{did_you_mean(name, presets)}")
+        return cls.from_csv(presets[name])
+
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Written under a temporary name and renamed, so that a table is never half there."""
         path = Path(path)

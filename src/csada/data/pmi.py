@@ -94,7 +94,7 @@ HUB = "gwenxin/pills_inside_bottles"
 
 def pmi_costs() -> CostMatrix:
     """Four critical pairs cost 10, 10, 10 and 8, every other mistake 1."""
-    return CostMatrix.from_pairs(CLASSES, CRITICAL_PAIRS)
+    return CostMatrix.preset("pmi")
 
 
 def load(

@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from csada.costs import CostMatrix
 from csada.data.splits import Splits
 from csada.errors import InputError
 from csada.evaluation import evaluate_scores, predict_logits
-from csada.experiments.records import environment
-from csada.models import RECIPES, create, freeze, head, unfreeze
+from csada.experiments.records import environment, write_json
+from csada.models import RECIPES, create, freeze, head, load_weights, save, unfreeze
 from csada.models.zoo import arguments_for
 from csada.training import Epoch, fit
 
@@ -40,11 +41,12 @@ def best_device() -> torch.device:
 
 def train_baseline(
     splits: Splits,
-    model: str | nn.Module = "resnet34",
+    model: str = "resnet34",
     recipe: str = "fast",
     *,
     seed: int = 0,
     epochs: int | None = None,
+    pretrained: str | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
 ) -> Baseline:
     """Train by one of RECIPES on the best device there is; `epochs` replaces a one-stage recipe's number of them.
@@ -60,12 +62,9 @@ def train_baseline(
         stages = (dataclasses.replace(stages[0], epochs=epochs),)
     device = best_device()
     shape = splits.train.batch(torch.arange(1)).x.shape[1:]
-    name = model if isinstance(model, str) else type(model).__name__
-    net = (
-        create(model, len(splits.classes), seed=seed, **arguments_for(model, shape))
-        if isinstance(model, str)
-        else model
-    )
+    net = create(model, len(splits.classes), seed=seed, **arguments_for(model, shape))
+    if pretrained is not None:
+        load_weights(net, pretrained, seed=seed)
     net = net.to(device)
     total = sum(stage.epochs for stage in stages)
     history: list[Epoch] = []
@@ -94,7 +93,9 @@ def train_baseline(
         {
             "experiment": "baseline",
             "data": splits.name,
-            "model": name,
+            "model": model,
+            "arguments": arguments_for(model, shape),
+            "pretrained": None if pretrained is None else Path(pretrained).name,
             "recipe": recipe,
             "stages": [dataclasses.asdict(stage) for stage in stages],
             "seed": seed,
@@ -108,3 +109,18 @@ def train_baseline(
             "environment": environment(),
         },
     )
+
+
+def save_baseline(baseline: Baseline, splits: Splits, folder: Path) -> Path:
+    """The model as a bundle, and its record beside it."""
+    record = baseline.record
+    config = {
+        "architecture": record["model"],
+        "arguments": record["arguments"],
+        "classes": splits.classes,
+        "normalization": dataclasses.asdict(splits.train.normalization),
+        "metadata": {key: record[key] for key in ("data", "recipe", "seed", "accuracy", "training_loss")},
+    }
+    save(baseline.model, folder, config=config)
+    write_json(folder / "record.json", record)
+    return folder

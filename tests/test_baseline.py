@@ -1,0 +1,51 @@
+import json
+
+import pytest
+import torch
+from test_cli import csada as program
+
+import csada
+from csada.experiments.baseline import save_baseline, train_baseline
+
+
+def test_a_baseline_says_whether_it_fits_its_training_data_and_comes_back_from_its_folder(tmp_path):
+    splits = csada.data.load("digits", scale=0.5)
+    seen = []
+    baseline = train_baseline(
+        splits, "cnn", "fast", epochs=30, on_epoch=lambda line, total: seen.append((line["epoch"], total))
+    )
+    record = baseline.record
+    assert seen == [(k, 30) for k in range(1, 31)]
+    logits, labels = csada.predict_logits(baseline.model, splits, part="train")
+    assert record["training_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)))
+    assert record["interpolates"] == (record["training_loss"] < 0.01)
+    assert sum(map(sum, record["confusion"]["test"])) == len(splits.test)
+    folder = save_baseline(baseline, splits, tmp_path / "digits")
+    again = csada.models.load(folder)
+    assert torch.equal(csada.predict_logits(again, splits).logits, csada.predict_logits(baseline.model, splits).logits)
+    assert json.loads((folder / "record.json").read_text()) == json.loads(json.dumps(record))
+
+
+def test_stages_freeze_all_but_the_head_first(monkeypatch):
+    from csada.experiments import baseline as module
+    from csada.models.recipes import Stage
+
+    recipe = (Stage(epochs=2, lr=0.01, batch_size=32, optimizer="adam", train_only="head"),)
+    monkeypatch.setitem(module.RECIPES, "head-only", recipe)
+    splits = csada.data.load("digits", scale=0.1)
+    trained = train_baseline(splits, "cnn", "head-only").model.state_dict()
+    start = csada.models.create("cnn", 10, channels=1, size=8).state_dict()
+    changed = {name.split(".")[0] for name in trained if not torch.equal(trained[name], start[name])}
+    assert changed == {"fc"}
+
+
+def test_the_commands(tmp_path):
+    shown = program("data", "show", "digits")
+    assert shown.returncode == 0 and "1,078" in shown.stdout
+    run = program("train", "digits", "--model", "cnn", "--epochs", "2", "--scale", "0.2", "--out", tmp_path / "m")
+    assert run.returncode == 0 and "test accuracy" in run.stdout and "does not fit its training data" in run.stderr
+    assert csada.models.load(tmp_path / "m")(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    bad = program("train", "digits", "--model", "cnn", "--recipe", "quick", "--out", tmp_path / "n")
+    assert bad.returncode == 2 and "unknown recipe 'quick'; known: paper, fast" in bad.stderr
+    missing = program("data", "fetch", "imagenet")
+    assert missing.returncode == 2 and "imagenet" in missing.stderr

@@ -262,7 +262,8 @@ class Counted(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.calls = copy.deepcopy(model).eval(), []
+        self.model, self.calls = copy.deepcopy(model), []
+        self.eval()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.append(len(x))
@@ -306,7 +307,11 @@ def attack_case(bench, model, x, y, target, epsilon, step_size, steps, classes, 
     for name in [name for name in work if name != "csada"]:
         work[f"{name}, judged"] = judged(work[name], counted[name], target)
     seconds = bench.interleaved(work, repeat=2 if bench.quick else 10)
-    fastest = min((name for name in attacks if name in work and name != "csada"), key=lambda n: statistics.median(seconds[n]), default=None)
+    fastest = min(
+        (name for name in attacks if name in work and name != "csada"),
+        key=lambda n: statistics.median(seconds[n]),
+        default=None,
+    )
     return {
         "attacks_per_second": {name: len(x) / value for name, value in medians(seconds).items()},
         "forward_passes": passes,
@@ -322,8 +327,9 @@ def judged(run: Work, model: nn.Module, target: torch.Tensor) -> Work:
     """A peer returns samples alone; one more forward pass says which reached their target, as csada's result does."""
 
     def work():
+        adversarial = run()
         with torch.no_grad():
-            return model(run()).argmax(1) == target
+            return model(adversarial).argmax(1) == target
 
     return work
 

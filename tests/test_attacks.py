@@ -9,6 +9,7 @@ from strategies import conv, mlp
 from torch import nn
 
 from csada import InputError, Outcome, attack
+from csada.attacks import boundary_distance
 
 
 def one_sample(model, x, y, z, epsilon, eta, steps, norm="linf", step="gradient"):
@@ -285,3 +286,27 @@ def test_a_model_that_returns_nan_is_named():
 def test_outcomes_are_named_numbers():
     assert [o.name for o in Outcome] == ["SKIPPED", "REJECTED", "REACHED", "EXHAUSTED"]
     assert np.array_equal([int(o) for o in Outcome], [0, 1, 2, 3])
+
+
+def test_the_distance_to_the_boundary_is_exact_for_a_linear_model():
+    model = nn.Linear(5, 4, dtype=torch.float64)
+    x = torch.randn(30, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    distance, beyond = boundary_distance(model, x)
+    scores, w = model(x).detach(), model.weight.detach()
+    for i in range(len(x)):
+        own = int(scores[i].argmax())
+        to = [
+            (float("inf") if k == own else (scores[i, own] - scores[i, k]) / (w[own] - w[k]).norm()) for k in range(4)
+        ]
+        assert float(distance[i]) == pytest.approx(float(min(to)), rel=1e-9)
+        assert int(beyond[i]) == int(np.argmin(to))
+
+
+def test_the_distance_to_the_boundary_of_a_net_crosses_it_and_hardly_less_would():
+    model = mlp()
+    x, own, _ = batch(model)
+    distance, beyond = boundary_distance(model, x)
+    assert torch.isfinite(distance).all() and (beyond != own).all() and (distance > 0).all()
+    wide = boundary_distance(Scores([1.0, 0.5]), torch.full((1, 1), -1.0, dtype=torch.float64))[0]
+    assert float(wide) == pytest.approx(1.0)
+    assert boundary_distance(nn.Sequential(nn.Linear(5, 4, dtype=torch.float64)), x, steps=0)[0].isinf().all()

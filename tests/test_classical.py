@@ -34,6 +34,7 @@ from csada.classical import (
 from csada.classical.augmented import accept, surrogate_path
 from csada.errors import InputError
 from csada.experiments import tabular
+from csada.experiments.records import write_json
 from csada.methods import METHODS
 from csada.models.plain import mlp
 from csada.sklearn import CSADAClassifier, mean_cost
@@ -366,7 +367,7 @@ def test_the_study_records_every_method_on_one_split_and_reads_its_file_back(tmp
         np.testing.assert_array_equal(confusion.sum(1), np.bincount(splits.test.y))
         assert run["cost"] == pytest.approx((confusion * costs.values).sum() / len(splits.test))
     record = {"format": 1, "runs": runs}
-    assert json.loads(tabular.save(record, tmp_path / "new" / "tabular.json").read_text()) == record
+    assert json.loads(write_json(tmp_path / "new" / "tabular.json", record).read_text()) == record
     lines = tabular.summary(record, "wine")
     assert [line["cost"] for line in lines] == sorted(run["cost"] for run in runs)
     assert next(line for line in lines if line["method"] == "baseline")["difference"] == 0

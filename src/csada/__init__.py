@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from csada import data, models
-    from csada.attacks import AttackResult, Outcome, attack
+    from csada.attacks import AttackResult, Outcome, attack, boundary_distance
     from csada.costs import CostMatrix
     from csada.data.splits import Part, Splits
-    from csada.decisions import MinimumExpectedCost
+    from csada.decisions import Abstention, CostsByTruth, MinimumExpectedCost, ThresholdMoving
     from csada.errors import InputError, RunError
     from csada.evaluation import evaluate, evaluate_scores, predict_logits
     from csada.methods import METHODS
@@ -28,10 +28,14 @@ _HOME = {  # in the way of the data
     "Part": "data.splits",
     "Splits": "data.splits",
     "MinimumExpectedCost": "decisions",
+    "ThresholdMoving": "decisions",
+    "Abstention": "decisions",
+    "CostsByTruth": "decisions",
     "evaluate": "evaluation",
     "evaluate_scores": "evaluation",
     "predict_logits": "evaluation",
     "attack": "attacks",
+    "boundary_distance": "attacks",
     "AttackResult": "attacks",
     "Outcome": "attacks",
     "METHODS": "methods",
@@ -48,10 +52,14 @@ __all__ = [  # noqa: RUF022 - in the way of the data
     "Part",
     "Splits",
     "MinimumExpectedCost",
+    "ThresholdMoving",
+    "Abstention",
+    "CostsByTruth",
     "evaluate",
     "evaluate_scores",
     "predict_logits",
     "attack",
+    "boundary_distance",
     "AttackResult",
     "Outcome",
     "METHODS",

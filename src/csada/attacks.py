@@ -158,6 +158,45 @@ def ascend(
     return AttackResult(placed(delta), delta, outcome, accepted, torch.stack(path) if trajectory else None)
 
 
+def boundary_distance(
+    model: nn.Module, x: Tensor, *, steps: int = 50, overshoot: float = 0.02
+) -> tuple[Tensor, Tensor]:
+    """DeepFool: about how far (Euclidean) each sample is from the nearest decision boundary, and the class behind it.
+
+    The model is replaced by its tangent at the current point, for which the nearest boundary is known in closed form,
+    and the point walks there, a little beyond (`overshoot`), until the prediction changes; exact for a linear model. A
+    sample that does not cross within `steps` has an infinite distance and keeps its own class.
+    """
+    x = x.detach()
+    shape = (-1, *(1,) * (x.ndim - 1))
+    moved, crossed = torch.zeros_like(x), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    with borrowed_eval(model), torch.enable_grad():
+        for k in range(steps + 1):
+            point = (x + (1 + overshoot) * moved).requires_grad_()
+            logits = model(point)
+            check_logits(logits)
+            if k == 0:
+                own = predicted = logits.argmax(1)
+            predicted = torch.where(crossed, predicted, logits.argmax(1))
+            crossed = predicted != own
+            if k == steps or bool(crossed.all()):
+                break
+            slopes = torch.stack(
+                [torch.autograd.grad(logits[:, c].sum(), point, retain_graph=True)[0] for c in range(logits.shape[1])],
+                1,
+            ).flatten(2)  # [N, C, values]
+            slopes = slopes - slopes[torch.arange(len(x)), own][:, None]
+            gaps = (logits - logits.gather(1, own[:, None])).detach().abs()
+            lengths = torch.linalg.vector_norm(slopes, dim=2).clamp_min(torch.finfo(x.dtype).tiny)
+            nearest = (gaps / lengths).scatter(1, own[:, None], torch.inf).argmin(1, keepdim=True)
+            slope = slopes.gather(1, nearest[:, :, None].expand(-1, -1, slopes.shape[2]))[:, 0]
+            # at least a rounding error's worth, so that a point on the boundary gets off it
+            walk = (gaps.gather(1, nearest).clamp_min(1e-6) / lengths.gather(1, nearest) ** 2) * slope
+            moved = torch.where(crossed.view(shape), moved, moved + walk.view_as(x))
+    distance = torch.linalg.vector_norm(moved.flatten(1), dim=1)
+    return torch.where(crossed, distance, torch.inf), predicted
+
+
 def _put(full: Tensor, live: Tensor | None, part: Tensor) -> Tensor:
     return part if live is None else full.index_copy(0, live, part)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +56,36 @@ class LoaderBatches:
 
 
 Batches = PartBatches | LoaderBatches
+
+
+class Share(NamedTuple):
+    """What one process has of a batch that several work on: its own samples, and the labels of all."""
+
+    batch: Batch
+    labels: Tensor  # [N] of the whole batch
+    first: int = 0  # where its samples stand in the whole
+
+
+def shares(
+    source: Batches, generator: torch.Generator, own: torch.Generator, rank: int = 0, world: int = 1
+) -> Iterator[Share]:
+    """The batches of an epoch, of which process `rank` of `world` gets its consecutive share; an empty one at times.
+
+    All processes draw the same order from the same generator; what augments a share is drawn from the process's `own`.
+    """
+    if world == 1:
+        yield from (Share(batch, batch.y) for batch in source.epoch(generator))
+        return
+    if not isinstance(source, PartBatches):
+        raise InputError(
+            "several processes share tensors, not a Dataset or a DataLoader: give (x, y), a Part or Splits"
+        )
+    order = torch.randperm(len(source.part), device=source.device, generator=generator)
+    for index in torch.split(order, source.batch_size):
+        first, last = len(index) * rank // world, len(index) * (rank + 1) // world
+        batch = source.part.batch(index[first:last], source.device, own if last > first else None)
+        labels = source.part.y[index.to(source.part.y.device)].to(source.device, non_blocking=True)
+        yield Share(batch, labels, first)
 
 
 def as_part(data: Data, part: str = "train") -> Data:

@@ -8,18 +8,12 @@ once, with what was chosen. `run()` gives one record with the confusion counts o
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
-import torch
 from joblib import Parallel, delayed, parallel_config
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_wine
@@ -27,7 +21,6 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-import csada
 from csada.classical import (
     AugmentedClassifier,
     CostSensitiveSVM,
@@ -41,6 +34,7 @@ from csada.data.splits import Part, Splits, stratified
 from csada.decisions import MinimumExpectedCost, argmax
 from csada.errors import Diverged
 from csada.evaluation import predict_logits
+from csada.experiments.records import environment
 from csada.methods import METHODS
 from csada.metrics import accuracy, confusion_counts, weighted_error_rate
 from csada.models.modes import borrowed_threads
@@ -135,27 +129,14 @@ def run(seeds: int = 10, on_progress: Progress | None = None, *, jobs: int = 2) 
         splits, costs = load(name, 0)
         parts = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
         described[name] = {"classes": list(costs.classes), "costs": costs.values.tolist(), "samples": parts}
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "scikit_learn": sklearn.__version__}
     return {
         "format": FORMAT,
         "experiment": "tabular",
-        "environment": {"csada": csada.__version__, **versions},
+        "environment": environment(),
         "seeds": seeds,
         "datasets": described,
         "runs": runs,
     }
-
-
-def save(record: Mapping[str, Any], path: str | os.PathLike[str] = "results/tabular.json") -> Path:
-    """Written under a temporary name and renamed; one line a run."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join("  " + json.dumps(line) for line in record["runs"])
-    head = json.dumps({k: v for k, v in record.items() if k != "runs"}, indent=1)
-    partial_file = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial_file.write_text(f'{head[:-2]},\n "runs": [\n{lines}\n ]\n}}\n', encoding="utf-8")
-    os.replace(partial_file, path)
-    return path
 
 
 def summary(record: Mapping[str, Any], dataset: str) -> list[dict[str, Any]]:

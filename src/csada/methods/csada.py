@@ -34,6 +34,7 @@ from csada.models.residual import ResNet
 
 PAIR_ESTIMATORS = ("paper", "unbiased", "class_mean")  # one pair a batch
 TASK_ESTIMATORS = ("per_sample", "task_mean")  # M tasks a batch, static shapes
+BUCKET = 32  # on a GPU, numbers of tasks that change from batch to batch are rounded up: few shapes, each tuned once
 ESTIMATORS = ("full", *PAIR_ESTIMATORS, *TASK_ESTIMATORS)
 
 
@@ -44,6 +45,20 @@ class Tasks(NamedTuple):
     target: Tensor  # [T]
     coefficient: Tensor  # [T]
     again: Tensor | None = None  # [N] extra coefficients of the clean losses inside the penalty (estimator "paper")
+
+    def within(self, first: int, last: int) -> Tasks:
+        """Those on samples first to last, numbered from there; what they count stays as it is in the whole batch."""
+        here = ((self.sample >= first) & (self.sample < last)).nonzero()[:, 0]
+        again = None if self.again is None else self.again[first:last]
+        return Tasks(self.sample[here] - first, self.target[here], self.coefficient[here], again)
+
+    def padded(self, multiple: int) -> Tasks:
+        """The last task repeated, counting nothing, until their number is a multiple of `multiple`; none stay none."""
+        missing = -len(self.sample) % multiple
+        if missing == 0 or len(self.sample) == 0:
+            return self
+        sample, target = (torch.cat([v, v[-1:].expand(missing)]) for v in (self.sample, self.target))
+        return Tasks(sample, target, F.pad(self.coefficient, (0, missing)), self.again)
 
 
 @dataclass(frozen=True)
@@ -91,11 +106,12 @@ class CSADA:
     ) -> Tensor:
         if costs is not None:
             raise InputError("csada attacks pairs of classes and cannot use costs that differ from sample to sample")
-        tasks = self.draw(y, generator) if self.weight > 0 else None
-        return F.cross_entropy(model(x), y) if tasks is None else self.loss(model, x, y, tasks)
+        return self.loss(model, x, y, self.draw(y, generator))
 
     def draw(self, y: Tensor, generator: torch.Generator | None = None) -> Tasks | None:
         """This batch's tasks; None when nothing in it has weight. On a GPU it waits only if some class has no weight."""
+        if self.weight == 0:
+            return None
         weights = pair_weights(self.costs, self.tau, y.device)
         if self.estimator == "full":
             return full_tasks(y, weights)
@@ -108,13 +124,20 @@ class CSADA:
             return None
         return drawn_tasks(y, weights, self.tasks, self.estimator, generator)
 
-    def loss(self, model: nn.Module, x: Tensor, y: Tensor, tasks: Tasks) -> Tensor:
-        """The loss for tasks that were drawn already."""
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor, tasks: Tasks | None, share: float = 1.0) -> Tensor:
+        """The loss for tasks that were drawn already.
+
+        Where x is but a `share` of the batch, with its `tasks.within`, this is its part of the batch's loss: the parts
+        of all shares add up to the whole.
+        """
+        if tasks is None or (len(tasks.sample) == 0 and tasks.again is None):
+            return F.cross_entropy(model(x), y) * share
+        mixed = mixes_batch(model)
+        if x.is_cuda and not mixed and (share < 1 or not self.static):
+            tasks = tasks.padded(BUCKET)
         index, target, coefficient, again = tasks
-        if len(index) == 0 and again is None:
-            return F.cross_entropy(model(x), y)
         attacked = self.attacked(model, x[index], y[index], target)
-        if mixes_batch(model):
+        if mixed:
             # batch norm in training mode must not mix the statistics of the two kinds
             clean, adversarial = model(x), model(attacked) if len(index) else x.new_zeros(0, len(self.costs))
         else:
@@ -123,7 +146,7 @@ class CSADA:
         penalty = coefficient.to(natural.dtype) @ F.cross_entropy(adversarial, y[index], reduction="none")
         if again is not None:
             penalty = penalty + again.to(natural.dtype) @ natural
-        return natural.mean() + self.weight * penalty
+        return natural.mean() * share + self.weight * penalty
 
     def attacked(self, model: nn.Module, x: Tensor, y: Tensor, target: Tensor) -> Tensor:
         """Algorithm 1 on a batch, with the model as it is now."""

@@ -144,11 +144,11 @@ def seconds_text(seconds: float) -> str:
 def figure(record: dict):
     """Bars of the epoch and the attacks above, the four scaling curves below."""
     with plt.rc_context(STYLE):
-        drawn, axes = plt.subplots(2, 4, figsize=(11, 5), layout="constrained")
+        drawn, axes = plt.subplots(2, 4, figsize=(13, 6), layout="constrained")
         if "epoch" in record:
-            bars(axes[0, 0], record["epoch"]["ratios"], "epoch over cross-entropy epoch")
+            bars(axes[0, 0], record["epoch"]["ratios"], "epoch over\ncross-entropy epoch")
         if "transcription" in record:
-            bars(axes[0, 1], record["transcription"]["speedup"], "times as fast as the transcription")
+            bars(axes[0, 1], record["transcription"]["speedup"], "times as fast as\nthe transcription")
         for axis, case in zip(axes[0, 2:], record.get("attacks", {}).get("cases", [])[-2:], strict=False):
             speeds = {n: v for n, v in case["attacks_per_second"].items() if not n.endswith(", judged")}
             bars(axis, speeds, f"attacks/s, {case['case']},\nbatch {case['batch_size']}, precision {case['precision']}")
@@ -158,6 +158,9 @@ def figure(record: dict):
             axis.set(xlabel=AXES[name], xscale="log", ylim=(0, None))
             axis.set_xticks([p["value"] for p in points], [str(p["value"]) for p in points])
             axis.minorticks_off()
+        highest = max((axis.get_ylim()[1] for axis in axes[1] if axis.has_data()), default=1)
+        for axis in axes[1]:
+            axis.set_ylim(0, highest)  # one scale, so that the four curves compare
         axes[1, 0].set_ylabel("CSADA epoch / cross-entropy epoch")
         for axis in axes.flat:
             axis.set_visible(axis.has_data())
@@ -165,7 +168,7 @@ def figure(record: dict):
 
 
 def bars(axis, values: dict[str, float], title: str) -> None:
-    colours = [BLUE if "csada" in name or name.startswith("K=") else GREY for name in values]
+    colours = [BLUE if name.startswith(("csada", "K=")) else GREY for name in values]
     drawn = axis.barh(list(values), list(values.values()), color=colours)
     axis.bar_label(drawn, fmt=lambda v: f"{v:,.0f}" if v >= 100 else f"{v:.2f}", padding=2)
     axis.invert_yaxis()

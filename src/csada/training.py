@@ -2,6 +2,10 @@
 
 Everything random in epoch e is drawn from (seed, e), and the learning rate is a function of the step, so a run that was
 killed needs only the weights, the optimiser's state and the number of the epoch to end with the same numbers.
+
+A batch may be worked on in shares: by several processes (`devices`), and in each by pieces that fit into memory
+(`max_batch`). What is drawn for a batch is drawn for the whole, and a share's loss counts as it does there, so the update is
+that of the whole batch. Batch norm in training mode is the exception: its statistics are those of the piece it sees.
 """
 
 from __future__ import annotations
@@ -9,9 +13,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import logging
 import math
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,16 +29,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from csada import parallel
 from csada.costs import CostMatrix, did_you_mean
-from csada.data.batches import Batches, Data, LoaderBatches, as_part, batches
+from csada.data.batches import Batches, Data, LoaderBatches, Share, as_part, batches, shares
 from csada.data.splits import Batch, Part
 from csada.errors import Diverged, InputError
 from csada.methods import METHODS, Method
-from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, training_mode
+from csada.methods.csada import CSADA, Tasks
+from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, mixes_batch, training_mode
+from csada.parallel import OnEpoch, Ranks
 from csada.step import CapturedStep, capture
 
 Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and whatever on_epoch adds
-OnEpoch = Callable[[Epoch, nn.Module], Epoch | None]
+
+log = logging.getLogger("csada")
 
 CHECK_EVERY = 50  # steps between two looks at the loss on a GPU, where a look waits for the device
 
@@ -60,11 +70,17 @@ class Settings:
     freeze_norm: bool | None = None  # None: batch norm learns under cross_entropy and is frozen when fine-tuning
     precision: str = "32"  # or "bf16": autocast; weights, and what the attack adds to the samples, stay as they are
     graph: bool = True  # on a GPU: capture the step as a CUDA graph where that can be done
+    # the rest says who does the work, not what comes of it; so it is no part of what a checkpoint must agree with
+    devices: int | None = field(default=None, repr=False)  # processes a node; None: one, or all that torchrun started
+    num_nodes: int = field(default=1, repr=False)
+    max_batch: int | str | None = field(default=None, repr=False)  # samples at once; "auto": halved until they fit
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
+        for name in ("epochs", "batch_size", "devices", "num_nodes"):
+            if (getattr(self, name) or (name == "devices")) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_batch not in (None, "auto") and not (isinstance(self.max_batch, int) and self.max_batch > 0):
+            raise InputError(f"max_batch must be a number of samples or 'auto', got {self.max_batch!r}")
         if not 0 <= self.lr < math.inf:
             raise InputError(f"lr must be zero or more, got {self.lr}")
         if self.optimizer not in ("sgd", "adam"):
@@ -124,6 +140,8 @@ def fit(
     settings = Settings(**{k: v for k, v in options.items() if k in names})
     rest = {k: v for k, v in options.items() if k not in names}
     device = device_of(model)
+    place = parallel.place(settings.devices, settings.num_nodes, device)
+    ranks = parallel.join(device) if place == "join" else Ranks(device)
     with borrowed_randomness(device) as reseed:
         data, net = as_part(data), copy.deepcopy(model)
         generator = reseed(settings.seed, -1, data)
@@ -131,36 +149,62 @@ def fit(
         chosen = make_method(method, costs or CostMatrix.uniform(classes), rest, costs is not None)
 
         def train(member: nn.Module, part: Data) -> nn.Module:
-            plain = {k: v for k, v in options.items() if k in names}
+            plain = {k: v for k, v in options.items() if k in names} | {"devices": 1, "num_nodes": 1}
             return fit(member, part, "cross_entropy", chosen.costs, **plain).model
 
         net, data = chosen.prepare(net, data, train=train, generator=generator)
-        net.to(device)
-        source = batches(data, settings.batch_size, device, shuffle=True)
-        frozen = settings.freeze_norm if settings.freeze_norm is not None else method != "cross_entropy"
-        loop = Loop(net, chosen, settings, device)
-        history = resume(checkpoint, loop, settings, chosen)
+    frozen = settings.freeze_norm if settings.freeze_norm is not None else method != "cross_entropy"
+    run = Run(net.to(device), as_part(data), chosen, settings, frozen, None if checkpoint is None else Path(checkpoint))
+    if place == "start":
+        history, diverged = parallel.start(descend, run, settings.devices or 1, on_epoch)
+    else:
+        history, diverged = descend(run, ranks, on_epoch)
+    fitted = Fitted(run.model.eval(), history, chosen)
+    if diverged:
+        raise Diverged(diverged, fitted)
+    return fitted
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that the loop needs, in this process or in others."""
+
+    model: nn.Module
+    data: Data
+    method: Method
+    settings: Settings
+    freeze_norm: bool
+    checkpoint: Path | None
+
+
+def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[list[Epoch], str | None]:
+    """The epochs; run.model is trained. The history, and why it ended early if it did."""
+    settings, source = run.settings, batches(run.data, run.settings.batch_size, ranks.device, shuffle=True)
+    with borrowed_randomness(ranks.device) as reseed:
+        ranks.start_alike(run.model.to(ranks.device), run.data)
+        loop = Loop(run.model, run.method, settings, ranks.device, ranks=ranks)
+        history = resume(run, loop)
         good = snapshot(loop.model)
         for epoch in range(len(history), settings.epochs):
-            generator = reseed(settings.seed, epoch, data)
-            training_mode(loop.model, freeze_norm=frozen)
+            generator = reseed(settings.seed, epoch, run.data)
+            training_mode(loop.model, freeze_norm=run.freeze_norm)
             started = time.perf_counter()
             loss = loop.epoch(epoch, source, generator)
             if not math.isfinite(loss) or not finite(loop.model):
                 loop.model.load_state_dict(good)
-                raise Diverged(
+                return history, (
                     f"the loss became {loss} in epoch {epoch + 1}; lower lr (now {settings.lr:g}) or the method's weight. "
-                    f"The weights after epoch {epoch} are kept in the error's `fitted`",
-                    Fitted(loop.model.eval(), history, chosen),
+                    f"The weights after epoch {epoch} are kept in the error's `fitted`"
                 )
             line: Epoch = {"epoch": epoch + 1, "loss": loss, "lr": loop.lr, "seconds": time.perf_counter() - started}
             loop.model.eval()
-            line |= (on_epoch(line, loop.model) if on_epoch else None) or {}
-            history.append(line)
+            if on_epoch is not None and ranks.rank == 0:
+                line |= on_epoch(line, loop.model) or {}
+            history.append(ranks.same(line))
             good = snapshot(loop.model)
-            if checkpoint is not None:
-                save_checkpoint(Path(checkpoint), loop, settings, chosen, history)
-    return Fitted(loop.model.eval(), history, chosen)
+            if run.checkpoint is not None and ranks.rank == 0:
+                save_checkpoint(run, loop, history)
+    return history, None
 
 
 @dataclass
@@ -174,29 +218,46 @@ class Loop:
     lr: float = 0.0
     optimizer: torch.optim.Optimizer = field(init=False)
     captured: CapturedStep | None = None
+    ranks: Ranks = Ranks()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = self.settings.optimiser(self.model.parameters())
-        self.try_capture = self.settings.graph and self.device.type == "cuda" and getattr(self.method, "static", True)
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        limit, alone = self.settings.max_batch, self.ranks.world == 1
+        self.piece = limit if isinstance(limit, int) else sys.maxsize  # samples at once
+        self.in_shares = limit is not None or not alone
+        self.try_capture = (
+            self.settings.graph
+            and self.device.type == "cuda"
+            and getattr(self.method, "static", True)
+            and alone
+            and (limit is None or limit == "auto")
+        )
 
     def epoch(self, epoch: int, source: Batches, generator: torch.Generator) -> float:
         """One pass over the data; the mean loss."""
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
-        for i, batch in enumerate(source.epoch(generator)):
+        own = self.ranks.own(generator)
+        for i, share in enumerate(shares(source, generator, own, self.ranks.rank, self.ranks.world)):
+            batch = share.batch
             if isinstance(source, LoaderBatches):
                 check_labels(batch.y, len(self.method.costs))
             self.set_lr(self.settings.lr_at(epoch * len(source) + i, len(source)))
             if self.try_capture:
                 self.captured = capture(self.step, batch, generator, self.model, self.optimizer)
                 self.try_capture = False
-            captured = self.captured is not None and self.captured.fits(batch)
-            loss = self.captured(batch) if self.captured and captured else self.step(batch, generator)
-            total += loss * len(batch.y)
-            count += len(batch.y)
+            if self.captured is not None and self.captured.fits(batch):
+                loss = self.captured(batch)
+            else:
+                loss = self.step_in_shares(share, generator, own) if self.in_shares else self.step(batch, generator)
+            total += loss * len(share.labels)
+            count += len(share.labels)
             if (self.device.type == "cpu" or i % CHECK_EVERY == 0) and not math.isfinite(float(loss)):
                 return float(loss)
+        if mixes_batch(self.model):
+            self.ranks.average_buffers(self.model)
         return float(total) / count
 
     def step(self, batch: Batch, generator: torch.Generator) -> Tensor:
@@ -207,6 +268,48 @@ class Loop:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()
+
+    def step_in_shares(self, share: Share, generator: torch.Generator, own: torch.Generator) -> Tensor:
+        """The same descent, from this rank's share of the batch and in pieces that fit into memory."""
+        tasks = self.method.draw(share.labels, generator) if isinstance(self.method, CSADA) else None
+        loss = self.accumulate(share, tasks, own)
+        while loss is None:
+            self.piece = -(-min(self.piece, len(share.batch.y)) // 2)
+            log.warning("out of memory: going on with at most %d samples at once", self.piece)
+            torch.cuda.empty_cache()
+            loss = self.accumulate(share, tasks, own)
+        loss = self.ranks.add(loss, self.trained)
+        self.optimizer.step()
+        return loss
+
+    def accumulate(self, share: Share, tasks: Tasks | None, own: torch.Generator) -> Tensor | None:
+        """The gradient of a share's loss; None, with all as it was, if it does not fit and a smaller piece may."""
+        (x, y, costs), whole = share.batch, len(share.labels)
+        drawn, buffers = own.get_state(), [b.clone() for b in self.model.buffers()] if mixes_batch(self.model) else []
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            for a in range(0, len(y), self.piece):
+                b = min(a + self.piece, len(y))
+                with self.autocast():
+                    if isinstance(self.method, CSADA) and costs is None:
+                        here = tasks and tasks.within(share.first + a, share.first + b)
+                        loss = self.method.loss(self.model, x[a:b], y[a:b], here, (b - a) / whole)
+                    else:  # every other loss is a mean over the samples
+                        rows = None if costs is None else costs[a:b]
+                        mean = self.method(self.model, x[a:b], y[a:b], costs=rows, generator=own)
+                        loss = mean * ((b - a) / whole)
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+            return total
+        except torch.OutOfMemoryError:
+            if self.settings.max_batch != "auto" or min(self.piece, len(y)) <= 1:
+                raise
+        self.optimizer.zero_grad(set_to_none=True)
+        own.set_state(drawn)
+        for buffer, before in zip(self.model.buffers(), buffers, strict=bool(buffers)):
+            buffer.copy_(before)
+        return None
 
     def set_lr(self, lr: float) -> None:
         self.lr = lr
@@ -305,11 +408,13 @@ def fingerprint(settings: Settings, method: Method) -> str:
     return f"{settings} {type(method).__name__} {options | {'costs': costs}}"
 
 
-def save_checkpoint(path: Path, loop: Loop, settings: Settings, method: Method, history: list[Epoch]) -> None:
+def save_checkpoint(run: Run, loop: Loop, history: list[Epoch]) -> None:
+    path = run.checkpoint
+    assert path is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     state = {
-        "run": fingerprint(settings, method),
+        "run": fingerprint(run.settings, run.method),
         "model": loop.model.state_dict(),
         "optimizer": loop.optimizer.state_dict(),
         "history": history,
@@ -318,14 +423,16 @@ def save_checkpoint(path: Path, loop: Loop, settings: Settings, method: Method, 
     os.replace(partial, path)
 
 
-def resume(path: str | os.PathLike[str] | None, loop: Loop, settings: Settings, method: Method) -> list[Epoch]:
+def resume(run: Run, loop: Loop) -> list[Epoch]:
     """The history of the checkpoint, whose state goes into the loop; an empty one where there is none."""
-    if path is None or not Path(path).exists():
-        return []
-    state = torch.load(path, map_location=loop.device, weights_only=True)
-    if state["run"] != fingerprint(settings, method):
-        raise InputError(f"{path} is a checkpoint of another run; remove it, or give another checkpoint file")
-    loop.model.load_state_dict(state["model"])
-    loop.optimizer.load_state_dict(state["optimizer"])
-    history: list[Epoch] = state["history"]
+    path, history = run.checkpoint, []
+    if path is not None and path.exists():
+        state = torch.load(path, map_location=loop.device, weights_only=True)
+        if state["run"] != fingerprint(run.settings, run.method):
+            raise InputError(f"{path} is a checkpoint of another run; remove it, or give another checkpoint file")
+        loop.model.load_state_dict(state["model"])
+        loop.optimizer.load_state_dict(state["optimizer"])
+        history = state["history"]
+    if loop.ranks.same(len(history)) != len(history):
+        raise InputError(f"{path} is not the same for all processes; put it where all of them can read it")
     return history

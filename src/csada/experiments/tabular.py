@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from joblib import Parallel, delayed, parallel_config
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_wine

@@ -1,0 +1,146 @@
+"""One table, three files: Markdown to read, CSV to compute with, LaTeX to print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+NONE = "–"  # what was not measured
+
+
+class Value(NamedTuple):
+    """A mean, its standard deviation over replications, and its change against its own baseline."""
+
+    mean: float
+    sd: float | None = None
+    change: float | None = None
+    unit: str = "%"  # of the change
+    decimals: int = 2
+
+    def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return NONE
+        text = f"{self.mean:z.{self.decimals}f}"
+        if self.sd is not None:
+            text += f" ({self.sd:.{self.decimals}f})"
+        if self.change is not None:
+            text += f", {self.change:+z.{1 if self.unit == '%' else 2}f} {self.unit}"
+        return text.replace("-", "−")
+
+
+Cell = str | Value | None
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str  # of its files
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def numeric(self, column: int) -> list[Value]:
+        return [row[column] for row in self.rows if isinstance(row[column], Value)]  # type: ignore[misc]
+
+
+def text(cell: Cell) -> str:
+    return NONE if cell is None else str(cell)
+
+
+def markdown(table: Table) -> str:
+    def line(cells: list[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    rules = ["---:" if table.numeric(i) else "---" for i in range(len(table.columns))]
+    rows = [[markdown_escape(text(cell)) for cell in row] for row in table.rows]
+    body = [line([markdown_escape(name) for name in table.columns]), line(rules), *map(line, rows)]
+    parts = [f"**{markdown_escape(table.title)}**", "\n".join(body), *map(markdown_escape, table.notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def comma_separated(table: Table) -> str:
+    """Plain numbers: a column of means is followed by its standard deviations and changes, where it has any."""
+    header: list[str] = []
+    rows: list[list[str]] = [[] for _ in table.rows]
+    for i, name in enumerate(table.columns):
+        values = table.numeric(i)
+        extras = [k for k in ("sd", "change") if any(getattr(value, k) is not None for value in values)]
+        header += [name, *(f"{name}: {extra}" for extra in extras)]
+        for cells, row in zip(rows, table.rows, strict=True):
+            cell = row[i]
+            if isinstance(cell, Value):
+                cells += [_plain(cell.mean), *(_plain(getattr(cell, extra)) for extra in extras)]
+            else:
+                cells += [cell or "", *("" for _ in extras)]
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    return file.getvalue()
+
+
+def latex(table: Table) -> str:
+    """A floating table that needs no package."""
+    align = "".join("r" if table.numeric(i) else "l" for i in range(len(table.columns)))
+    rows = [[latex_escape(text(cell)) for cell in row] for row in table.rows]
+    lines = [
+        r"\begin{table*}[tb]",
+        r"\centering\small",
+        rf"\caption{{{latex_escape(table.title)}}}",
+        rf"\label{{table:{table.name}}}",
+        rf"\begin{{tabular}}{{{align}}}",
+        r"\hline",
+        " & ".join(latex_escape(name) for name in table.columns) + r" \\ \hline",
+        *(" & ".join(row) + r" \\" for row in rows),
+        r"\hline",
+        r"\end{tabular}",
+        *(rf"\par\footnotesize {latex_escape(note)}" for note in table.notes),
+        r"\end{table*}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+WRITERS = {"md": markdown, "csv": comma_separated, "tex": latex}
+
+
+def write(table: Table, folder: str | os.PathLike[str]) -> list[Path]:
+    """One file a format, each under a temporary name first; the paths written."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    written = []
+    for suffix, writer in WRITERS.items():
+        path = Path(folder) / f"{table.name}.{suffix}"
+        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        partial.write_text(writer(table), encoding="utf-8")
+        os.replace(partial, path)
+        written.append(path)
+    return written
+
+
+def markdown_escape(words: str) -> str:
+    """Class names are anybody's: nothing in them may become HTML, a link or another column."""
+    words = " ".join(words.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", words)
+
+
+LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "−": "$-$",
+    "→": r"$\to$",
+    "–": "--",
+}
+
+
+def latex_escape(words: str) -> str:
+    return " ".join(words.split()).translate(str.maketrans(LATEX))
+
+
+def _plain(number: float | None) -> str:
+    return "" if number is None or math.isnan(number) else f"{number:.6g}"

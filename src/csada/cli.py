@@ -99,8 +99,8 @@ def demo(
     top = [(COSTS.classes[y], COSTS.classes[z]) for y, z in COSTS.top_pairs(3)]
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
-    for heading in ("accuracy (%)", "cost per 100", *(f"{y} as {z}" for y, z in top), f"all {len(REASONS)} pairs"):
-        table.add_column(heading, justify="right")
+    for heading in ("accuracy (%)", "cost per 100", *(f"{y} as {z}" for y, z in top), f"all {len(REASONS)}"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, row in rows.items():
         means = [str(mean_interval(100 * values)) for values in (row.accuracy, row.weighted_error_rate)]
         pairs = [str(row.critical[pair].errors) for pair in top]
@@ -111,10 +111,11 @@ def demo(
     )
     console.print(table)
     samples = rows["baseline"].critical[top[0]].samples
-    notes = (
-        f"Mean ± half of the 95 % interval over {seeds} seeds. Right: errors on the dearest pairs, all seeds together"
+    console.print(
+        f"Mean ± half of the 95 % interval over {seeds} seeds. On the right, errors of all seeds together: on the dearest "
+        f"pairs (of {samples} test samples of a {top[0][0]}), and on all {len(REASONS)} above.\n"
+        "The rule predicts the class of least expected cost, with probabilities calibrated on validation data."
     )
-    console.print(f"{notes} ({samples} test samples of a {top[0][0]}).", soft_wrap=True)
     figure = demo_figure(*({n: getattr(r, k) for n, r in rows.items()} for k in ("weighted_error_rate", "accuracy")))
     _show_files(save(figure, out / "demo.png"))
 

@@ -48,8 +48,11 @@ Ended = tuple[list[dict[str, Any]], str | None]  # the history, and why the run 
 class Run(Protocol):
     """What is handed to the ranks: anything that can be pickled and holds the model."""
 
-    model: nn.Module
-    checkpoint: Path | None
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def checkpoint(self) -> Path | None: ...
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,10 @@ class Ranks:
                     p.grad = torch.empty_like(p).copy_(gradient.view_as(p))
         return total.view(())
 
-    def start_alike(self, model: nn.Module, data: Any) -> None:
+    def start_alike(self, model: nn.Module, data: Part) -> None:
         """Rank 0's weights everywhere, and certainty that all ranks were given the same data."""
         if self.world == 1:
             return
-        if not isinstance(data, Part):
-            kind = type(data).__name__
-            raise InputError(f"several processes share tensors: give (x, y), a Part or Splits, not a {kind}")
         mine = tuple(data.x.shape), hashlib.sha256(data.y.cpu().numpy().tobytes()).hexdigest()
         if self.same(mine) != mine:
             raise InputError(

@@ -77,8 +77,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "devices", "num_nodes"):
-            if (getattr(self, name) or (name == "devices")) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
         if self.max_batch not in (None, "auto") and not (isinstance(self.max_batch, int) and self.max_batch > 0):
             raise InputError(f"max_batch must be a number of samples or 'auto', got {self.max_batch!r}")
         if not 0 <= self.lr < math.inf:
@@ -135,6 +135,15 @@ def fit(
     data: Splits (its train part), (x, y), a Dataset or a DataLoader. Options are those of `Settings` (epochs, lr,
     batch_size, seed, optimizer, ...); all others go to the method. checkpoint: a file, written after every epoch; where it
     exists, the run goes on from it. on_epoch(line, model) is called after every epoch; what it returns joins the history.
+
+    devices=N trains on N processes, on the first N GPUs if the model lies on one, else on the CPU: each works on its share
+    of every batch, for the same update. `fit` starts them itself, and the model comes back to the caller; they read the
+    script anew, so its work must stand under `if __name__ == "__main__":`. Or start it with `torchrun
+    --nproc_per_node=N script.py`, the only way on several nodes: every process gets the model, and on_epoch is called on
+    rank 0. A process that dies ends the run with a RunError; started again, it goes on from its checkpoint.
+
+    max_batch=B works on B samples at a time (and what is attacked of them) and adds the gradients up, for the same update
+    in less memory; "auto" tries the whole batch, and halves it as long as the GPU's memory does not suffice.
     """
     names = {f.name for f in dataclasses.fields(Settings)}
     settings = Settings(**{k: v for k, v in options.items() if k in names})
@@ -155,6 +164,9 @@ def fit(
         net, data = chosen.prepare(net, data, train=train, generator=generator)
     frozen = settings.freeze_norm if settings.freeze_norm is not None else method != "cross_entropy"
     run = Run(net.to(device), as_part(data), chosen, settings, frozen, None if checkpoint is None else Path(checkpoint))
+    if place != "alone" and not isinstance(run.data, Part):
+        kind = type(run.data).__name__
+        raise InputError(f"several processes share tensors: give (x, y), a Part or Splits, not a {kind}")
     if place == "start":
         history, diverged = parallel.start(descend, run, settings.devices or 1, on_epoch)
     else:
@@ -293,7 +305,7 @@ class Loop:
                 b = min(a + self.piece, len(y))
                 with self.autocast():
                     if isinstance(self.method, CSADA) and costs is None:
-                        here = tasks and tasks.within(share.first + a, share.first + b)
+                        here = None if tasks is None else tasks.within(share.first + a, share.first + b)
                         loss = self.method.loss(self.model, x[a:b], y[a:b], here, (b - a) / whole)
                     else:  # every other loss is a mean over the samples
                         rows = None if costs is None else costs[a:b]

@@ -76,10 +76,7 @@ def shares(
     if world == 1:
         yield from (Share(batch, batch.y) for batch in source.epoch(generator))
         return
-    if not isinstance(source, PartBatches):
-        raise InputError(
-            "several processes share tensors, not a Dataset or a DataLoader: give (x, y), a Part or Splits"
-        )
+    assert isinstance(source, PartBatches)  # `fit` refuses to share out a loader
     order = torch.randperm(len(source.part), device=source.device, generator=generator)
     for index in torch.split(order, source.batch_size):
         first, last = len(index) * rank // world, len(index) * (rank + 1) // world

@@ -33,7 +33,7 @@ REASONS = {  # (truth, read as): (cost, why)
     ("9", "1"): (5, "9 mg given as 1 mg: the patient goes untreated"),
 }
 COSTS = CostMatrix.from_pairs(tuple("0123456789"), {pair: cost for pair, (cost, _) in REASONS.items()}, default=1)
-ROWS = ("baseline", "baseline + decision rule", "CSADA", "CSADA + decision rule")
+ROWS = ("baseline", "baseline + rule", "CSADA", "CSADA + rule")
 PARTS = (20, 30, 50)  # a small training set, so that the overfitted model still makes mistakes
 
 

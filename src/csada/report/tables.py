@@ -22,11 +22,12 @@ class Value(NamedTuple):
     change: float | None = None
     unit: str = "%"  # of the change
     decimals: int = 2
+    signed: bool = False  # a value that is itself a change
 
     def __str__(self) -> str:
         if math.isnan(self.mean):
             return NONE
-        text = f"{self.mean:z.{self.decimals}f}"
+        text = f"{self.mean:{'+' if self.signed else ''}z.{self.decimals}f}"
         if self.sd is not None:
             text += f" ({self.sd:.{self.decimals}f})"
         if self.change is not None:
@@ -49,8 +50,11 @@ class Table:
         return [row[column] for row in self.rows if isinstance(row[column], Value)]  # type: ignore[misc]
 
 
-def text(cell: Cell) -> str:
-    return NONE if cell is None else str(cell)
+def shown(table: Table) -> list[list[str]]:
+    """The cells as words; a first cell like the one above it stays empty."""
+    rows = [[NONE if cell is None else str(cell) for cell in row] for row in table.rows]
+    above = ["", *(row[0] for row in rows)]
+    return [["" if row[0] == before else row[0], *row[1:]] for row, before in zip(rows, above, strict=False)]
 
 
 def markdown(table: Table) -> str:
@@ -58,7 +62,7 @@ def markdown(table: Table) -> str:
         return f"| {' | '.join(cells)} |"
 
     rules = ["---:" if table.numeric(i) else "---" for i in range(len(table.columns))]
-    rows = [[markdown_escape(text(cell)) for cell in row] for row in table.rows]
+    rows = [[markdown_escape(word) for word in row] for row in shown(table)]
     body = [line([markdown_escape(name) for name in table.columns]), line(rules), *map(line, rows)]
     parts = [f"**{markdown_escape(table.title)}**", "\n".join(body), *map(markdown_escape, table.notes)]
     return "\n\n".join(parts) + "\n"
@@ -70,14 +74,16 @@ def comma_separated(table: Table) -> str:
     rows: list[list[str]] = [[] for _ in table.rows]
     for i, name in enumerate(table.columns):
         values = table.numeric(i)
-        extras = [k for k in ("sd", "change") if any(getattr(value, k) is not None for value in values)]
-        header += [name, *(f"{name}: {extra}" for extra in extras)]
+        units = sorted({value.unit for value in values if value.change is not None})
+        spread = any(value.sd is not None for value in values)
+        header += [name, *([f"{name}: sd"] if spread else []), *(f"{name}: change ({unit})" for unit in units)]
         for cells, row in zip(rows, table.rows, strict=True):
             cell = row[i]
             if isinstance(cell, Value):
-                cells += [_plain(cell.mean), *(_plain(getattr(cell, extra)) for extra in extras)]
+                changes = [cell.change if unit == cell.unit else None for unit in units]
+                cells += [_plain(number) for number in (cell.mean, *([cell.sd] if spread else []), *changes)]
             else:
-                cells += [cell or "", *("" for _ in extras)]
+                cells += [cell or "", *([""] * (spread + len(units)))]
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([header, *rows])
     return file.getvalue()
@@ -86,7 +92,7 @@ def comma_separated(table: Table) -> str:
 def latex(table: Table) -> str:
     """A floating table that needs no package."""
     align = "".join("r" if table.numeric(i) else "l" for i in range(len(table.columns)))
-    rows = [[latex_escape(text(cell)) for cell in row] for row in table.rows]
+    rows = [[latex_escape(word) for word in row] for row in shown(table)]
     lines = [
         r"\begin{table*}[tb]",
         r"\centering\small",
@@ -126,20 +132,23 @@ def markdown_escape(words: str) -> str:
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", words)
 
 
-LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "−": "$-$",
-    "→": r"$\to$",
-    "–": "--",
-}
+LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "−": "$-$",
+        "→": r"$\to$",
+        "–": "--",
+    }
+)
 
 
 def latex_escape(words: str) -> str:
-    return " ".join(words.split()).translate(str.maketrans(LATEX))
+    return " ".join(words.split()).translate(LATEX)
 
 
 def _plain(number: float | None) -> str:

@@ -1,0 +1,270 @@
+"""An experiment as a TOML file of small commented differences from the defaults, resolved into runs.
+
+A run is a plain dict, its config, and is known by the hash of it: the same settings are the same run, on any machine. What a
+file leaves to the defaults of csada.fit is not in the hash; the commit in the run's environment.json tells those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csada.costs import CostMatrix, Pair, did_you_mean
+from csada.errors import InputError
+from csada.experiments.compare import costs_for
+from csada.methods import METHODS
+from csada.models import RECIPES
+from csada.models.recipes import Recipe
+from csada.training import Settings, make_method
+
+SPECS = Path(__file__).parent / "specs"
+DEFAULTS = "defaults"
+SCALES = (
+    "smoke",
+    "fast",
+    "paper",
+    "script",
+)  # script: over paper, the authors' scripts where they differ from the text
+DRAWN = 0  # the seed with which pairs are drawn
+ALL_PAIRS = 90  # of ten classes: what a plan counts before the data is known
+
+Config = dict[str, Any]
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One experiment at one scale."""
+
+    name: str
+    scale: str
+    title: str
+    data: str
+    model: str
+    costs: str  # "pairs" (each in turn is the only one that costs), "pareto", or a preset's name
+    methods: Sequence[str]
+    options: dict[str, Table]  # of each method
+    baseline: Table  # recipe, pretrained, and what replaces the recipe's own
+    data_scale: float = 1.0
+    data_options: Table = field(default_factory=dict)
+    pairs: Any = "all"  # or a list of them, or how many: half the most confused on validation, half drawn by seed
+    matrices: int = 1  # Pareto matrices, seeds 0, 1, ...
+    lambdas: Sequence[float] = ()  # values of csada's weight to run through
+    replications: int = 1  # fine-tuning seeds
+    fresh: bool = False  # every replication has its own data seed and its own baseline
+    track: str | None = None  # "test_wer": the test cost after every epoch joins the history
+    seconds: float = 60.0  # expected for a run
+    runs_of: str | None = None  # shows other numbers of that experiment's runs
+    variant: str = ""  # what was given in place of the file's data
+
+    @property
+    def record(self) -> str:
+        return f"{self.name}-{self.scale}{self.variant}"
+
+    @property
+    def folder(self) -> str:
+        return self.runs_of or self.name
+
+    @property
+    def count(self) -> int:
+        """How many runs, baselines not counted."""
+        pairs = ALL_PAIRS if self.pairs == "all" else self.pairs if isinstance(self.pairs, int) else len(self.pairs)
+        costs = {"pairs": pairs, "pareto": self.matrices}.get(self.costs, 1)
+        return self.replications * costs * sum(len(self.lambdas) or 1 if m == "csada" else 1 for m in self.methods)
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in SPECS.glob("*.toml") if path.stem != DEFAULTS)
+
+
+def load_spec(name: str, scale: str = "fast", data: str | None = None) -> Spec:
+    """One of `names()`, or a TOML file of your own; `data` replaces the file's data set."""
+    path = Path(name) if name.endswith(".toml") else SPECS / f"{name}.toml"
+    if path.parent == SPECS and name not in names():
+        raise InputError(f"unknown experiment {name!r}{did_you_mean(name, names())}")
+    if scale not in SCALES:
+        raise InputError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
+    own = _read(path)
+    if "runs_of" in own:
+        return replace(load_spec(own["runs_of"], scale, data), name=path.stem, **own)
+    shared = _read(SPECS / f"{DEFAULTS}.toml")
+    if scale not in own:
+        raise InputError(f"{path.name} has no scale {scale!r}; it has {', '.join(s for s in SCALES if s in own)}")
+    layers = [{k: v for k, v in table.items() if k not in SCALES} for table in (shared, own)]
+    for part in ("paper", "script") if scale == "script" else (scale,):
+        layers += [shared[part], own.get(part, {})]
+    table: Table = {}
+    for layer in layers:
+        table = _over(table, layer)
+    if data is not None:
+        table |= {"data": data, "data_options": {}, "variant": f"-{Path(data).stem}"}
+    if missing := [f for f in ("title", "data", "model", "costs", "methods") if f not in table]:
+        raise InputError(f"{path.name} lacks {missing[0]!r}")
+    every = table.pop("options", {})
+    options = {method: every.get("every", {}) | every.get(method, {}) for method in table["methods"]}
+    spec = Spec(name=path.stem, scale=scale, options=options, **table)
+    try:
+        _check(spec)
+    except InputError as error:
+        raise InputError(f"{path.name}, scale {scale}: {error}") from None
+    return spec
+
+
+def _read(path: Path) -> Table:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the experiment {path}: {error}") from None
+    known = [f.name for f in fields(Spec) if f.name not in ("name", "scale", "variant")]
+    for where, part in (("", table), *((f" in [{s}]", table[s]) for s in SCALES if s in table)):
+        for key in part:
+            if key not in known and not (part is table and key in SCALES):
+                raise InputError(f"{path.name}: unknown key {key!r}{where}; known keys: {', '.join(known)}")
+        for method in part.get("options", {}):
+            if method not in (*METHODS, "every"):
+                raise InputError(f"{path.name}: options for unknown method {method!r}{did_you_mean(method, METHODS)}")
+    return table
+
+
+def _over(below: Table, above: Table) -> Table:
+    """`above` wins, table by table."""
+    merged = below | above
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], dict) and isinstance(above[key], dict):
+            merged[key] = _over(below[key], above[key])
+    return merged
+
+
+def _check(spec: Spec) -> None:
+    """Whatever can be refused before any work is refused here."""
+    for name in ("replications", "matrices"):
+        if not (isinstance(getattr(spec, name), int) and getattr(spec, name) >= 1):
+            raise InputError(f"{name} must be a whole number of at least 1, got {getattr(spec, name)!r}")
+    if not (spec.pairs == "all" or isinstance(spec.pairs, int | list)):
+        raise InputError(f'pairs must be "all", a number or a list of [truth, predicted], got {spec.pairs!r}')
+    if spec.track not in (None, "test_wer"):
+        raise InputError(f"cannot track {spec.track!r}; known: test_wer")
+    if spec.costs not in ("pairs", "pareto"):
+        CostMatrix.preset(spec.costs)
+    stages(baseline_config(spec, 0))
+    settings = {f.name for f in fields(Settings)}
+    for method, options in spec.options.items():
+        make_method(method, CostMatrix.uniform(2), {k: v for k, v in options.items() if k not in settings}, True)
+        Settings(**{k: v for k, v in options.items() if k in settings})
+
+
+# -- configs ---------------------------------------------------------------------------------------
+
+
+def identity(config: Config) -> str:
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def describe(config: Config) -> str:
+    """The run's name for people."""
+    if config["kind"] == "baseline":
+        return f"baseline {config['data']} {config['model']} seed {config['seed']}"
+    costs = config["costs"]
+    words = {"pair": "pair {truth} as {predicted}", "pareto": "pareto {seed}", "preset": "{name}"}
+    text = f"{config['method']}, {words[costs['kind']].format(**costs)}"
+    return f"{text}, lambda {config['options'].get('weight', '-')}, seed {config['seed']}".replace(", lambda -", "")
+
+
+def baseline_config(spec: Spec, replication: int) -> Config:
+    seed = replication if spec.fresh else 0
+    own = {k: v for k, v in spec.baseline.items() if k not in ("recipe", "pretrained")}
+    config = {"kind": "baseline", **_data(spec, seed), "seed": seed, "recipe": spec.baseline["recipe"], "options": own}
+    return config | {k: v for k, v in spec.baseline.items() if k == "pretrained"}
+
+
+def baseline_configs(spec: Spec) -> list[Config]:
+    return [baseline_config(spec, r) for r in range(spec.replications if spec.fresh else 1)]
+
+
+def run_configs(spec: Spec, confusions: Mapping[str, Any], pairs: Any = None) -> list[Config]:
+    """Every run but the baselines, one replication after the other, so that a part of a sweep is a smaller sweep.
+
+    confusions: validation counts by the baseline's hash, needed where they decide the pairs. `pairs` replaces the file's.
+    """
+    configs = []
+    for replication in range(spec.replications):
+        baseline = identity(baseline_config(spec, replication))
+        seed = replication if spec.fresh else 0
+        for costs in _costs(spec, spec.pairs if pairs is None else pairs, confusions.get(baseline)):
+            for method in spec.methods:
+                for weight in (spec.lambdas if method == "csada" else ()) or (None,):
+                    options = spec.options[method] | ({} if weight is None else {"weight": weight})
+                    config = {"kind": "method", **_data(spec, seed), "seed": replication, "method": method}
+                    config |= {"options": options, "costs": costs, "baseline": baseline}
+                    configs.append(config | ({"track": spec.track} if spec.track else {}))
+    return configs
+
+
+def _data(spec: Spec, seed: int) -> Config:
+    return {
+        "data": spec.data,
+        "data_scale": spec.data_scale,
+        "data_options": spec.data_options,
+        "data_seed": seed,
+        "model": spec.model,
+    }
+
+
+def _costs(spec: Spec, pairs: Any, confusion: Any) -> list[Config]:
+    if spec.costs == "pareto":
+        return [{"kind": "pareto", "seed": k} for k in range(spec.matrices)]
+    if spec.costs != "pairs":
+        return [{"kind": "preset", "name": spec.costs}]
+    if not isinstance(pairs, list):
+        pairs = [] if confusion is None else choose_pairs(np.asarray(confusion), pairs)
+    return [{"kind": "pair", "truth": y, "predicted": z} for y, z in pairs]
+
+
+def choose_pairs(confusion: Any, count: int | str) -> list[Pair]:
+    """All pairs, or `count`: first those confused most often (share of the truth), then as many drawn from the others."""
+    n = len(confusion)
+    rates = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
+    np.fill_diagonal(rates, -1.0)
+    order = [(int(i // n), int(i % n)) for i in np.argsort(-rates, axis=None, kind="stable")[: n * (n - 1)]]
+    if count == "all":
+        return order
+    top, rest = order[: -(-int(count) // 2)], sorted(order[-(-int(count) // 2) :])
+    drawn = np.random.default_rng(DRAWN).permutation(len(rest))[: int(count) - len(top)]
+    return top + [rest[i] for i in drawn]
+
+
+def stages(config: Config) -> Recipe:
+    """The baseline's recipe with what the config replaces in it."""
+    recipe, own = config["recipe"], config["options"]
+    if recipe not in RECIPES:
+        raise InputError(f"unknown recipe {recipe!r}; known: {', '.join(RECIPES)}")
+    if own and len(RECIPES[recipe]) > 1:
+        raise InputError(
+            f"recipe {recipe!r} has {len(RECIPES[recipe])} stages; {next(iter(own))} cannot replace its own"
+        )
+    try:
+        return tuple(replace(stage, **own) for stage in RECIPES[recipe])
+    except TypeError:
+        known = [f.name for f in fields(RECIPES[recipe][0])]
+        unknown = next(k for k in own if k not in known)
+        raise InputError(f"unknown key baseline.{unknown}; known: recipe, pretrained, {', '.join(known)}") from None
+
+
+def epochs(config: Config) -> int:
+    if config["kind"] == "baseline":
+        return sum(stage.epochs for stage in stages(config))
+    return int(config["options"].get("epochs", Settings.epochs))
+
+
+def make_costs(costs: Config, classes: Sequence[str]) -> CostMatrix:
+    if costs["kind"] == "pair":
+        return CostMatrix.from_pairs(classes, {(costs["truth"], costs["predicted"]): 1.0}, default=0.0)
+    return costs_for(f"pareto:{costs['seed']}" if costs["kind"] == "pareto" else costs["name"], classes)

@@ -1,0 +1,121 @@
+"""The figures of section 5 from plain arrays: pair errors as heat maps, cost against lambda, convergence.
+
+One hue from light to dark, with the numbers in the cells; lines differ in dash and marker too. So all of it reads in grey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from csada.metrics import mean_interval
+from csada.report.style import BLUE, DARK, GREY, RED, STYLE
+
+Array = NDArray[np.float64]
+
+
+def heat_maps(maps: Mapping[str, Array], classes: Sequence[str], title: str) -> Figure:
+    """maps: heading -> [K, K] error rates in percent; NaN off the diagonal is a pair without an experiment: hatched."""
+    n = len(classes)
+    shown = {name: np.where(np.eye(n, dtype=bool), np.nan, rates) for name, rates in maps.items()}
+    highest = max(float(rates[np.isfinite(rates)].max(initial=0.1)) for rates in shown.values())
+    norm = PowerNorm(0.5, 0, highest)  # the root: a few pairs are far above the rest
+    labels = [literal(name) for name in classes]
+    longest = max(map(len, classes))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(0.42 * n * len(maps) + 1.6, 0.42 * n + 1.6 + 0.07 * longest), layout="constrained")
+        axes = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
+        for axis, (name, rates) in zip(axes, shown.items(), strict=True):
+            image = axis.imshow(np.ma.masked_invalid(rates), cmap="Blues", norm=norm)
+            for y, z in np.ndindex(n, n):
+                _cell(axis, y, z, float(rates[y, z]), norm)
+            axis.set(title=name, xlabel="predicted")
+            axis.set_xticks(range(n), labels, rotation=90 if longest > 2 else 0)
+            axis.set_yticks(range(n), labels)
+            axis.tick_params(length=0)
+        axes[0].set_ylabel("truth")
+        figure.colorbar(image, ax=axes, label="error rate of the pair (%)", shrink=0.8, aspect=25, pad=0.01)
+        figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _cell(axis: Axes, y: int, z: int, rate: float, norm: PowerNorm) -> None:
+    if y == z:
+        axis.add_patch(Rectangle((z - 0.5, y - 0.5), 1, 1, facecolor="#dddddd", edgecolor="none"))
+    elif np.isnan(rate):
+        axis.add_patch(
+            Rectangle((z - 0.5, y - 0.5), 1, 1, facecolor="white", edgecolor="#bbbbbb", hatch="////", linewidth=0)
+        )
+    else:
+        colour = "white" if norm(rate) > 0.6 else DARK
+        axis.text(z, y, f"{rate:.1f}" if rate else "0", ha="center", va="center", fontsize=8, color=colour)
+
+
+class Sweep(NamedTuple):
+    """The cost by one cost matrix as lambda grows."""
+
+    weights: list[float]
+    costs: list[Array]  # for each lambda one value a replication
+    baseline: float
+    rule: float  # the calibrated decision rule on the baseline
+
+
+def lambda_figure(sweeps: Mapping[str, Sweep], title: str) -> Figure:
+    """A panel for each cost matrix."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(1.2 + 4.4 * len(sweeps), 3.9), layout="constrained")
+        axes = figure.subplots(1, len(sweeps), squeeze=False)[0]
+        for axis, (name, sweep) in zip(axes, sweeps.items(), strict=True):
+            means = [float(values.mean()) for values in sweep.costs]
+            spreads = [float(values.std(ddof=1)) if len(values) > 1 else 0.0 for values in sweep.costs]
+            steps = range(len(means))  # evenly spaced: lambdas grow by factors, and 0 may be one of them
+            for step, values in zip(steps, sweep.costs, strict=True):
+                points = axis.plot(np.full(len(values), step), values, "x", color=GREY, markersize=5)
+            points[0].set_label("one replication")
+            axis.errorbar(
+                steps, means, spreads, fmt="o-", color=BLUE, capsize=3, markersize=5, label="CSADA, mean and sd"
+            )
+            axis.axhline(sweep.baseline, color=DARK, linestyle="--", linewidth=1.2, label="baseline")
+            axis.axhline(sweep.rule, color=RED, linestyle=":", linewidth=1.8, label="baseline + decision rule")
+            axis.set_xticks(steps, [f"{weight:g}" for weight in sweep.weights])
+            axis.set(title=name, xlabel="lambda", ylabel="test WER (%)")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=2 * len(sweeps))
+        figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def convergence_figure(panels: Mapping[str, Mapping[int, Array]], title: str) -> Figure:
+    """panels: what is drawn -> epoch -> one value a replication. The band is the 90 % prediction interval."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.7), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, (name, curve) in zip(axes, panels.items(), strict=True):
+            epochs = sorted(curve)
+            means = np.array([curve[epoch].mean() for epoch in epochs])
+            half = np.nan_to_num([prediction_half_width(curve[epoch]) for epoch in epochs])
+            axis.fill_between(epochs, means - half, means + half, color=BLUE, alpha=0.2, linewidth=0)
+            for side in (-1, 1):
+                axis.plot(epochs, means + side * half, "--", color=BLUE, linewidth=0.8)
+            axis.plot(epochs, means, "o-", color=BLUE, markersize=4)
+            axis.set(title=name, xlabel="epoch")
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def prediction_half_width(values: Array, confidence: float = 0.9) -> float:
+    """Where one more replication would fall: t * sd * sqrt(1 + 1/n), that is sqrt(n + 1) times the mean's interval."""
+    return float(mean_interval(values, confidence).half_width * np.sqrt(len(values) + 1))
+
+
+def literal(name: str) -> str:
+    """Matplotlib reads formulas between dollar signs; a class name is only a name."""
+    return name.replace("$", r"\$")

@@ -306,7 +306,7 @@ def attack_case(bench, model, x, y, target, epsilon, step_size, steps, classes, 
             reached[name] = float((model(adversarial).argmax(1) == target).float().mean())
     for name in [name for name in work if name != "csada"]:
         work[f"{name}, judged"] = judged(work[name], counted[name], target)
-    seconds = bench.interleaved(work, repeat=2 if bench.quick or bench.cuda else 10)
+    seconds = bench.interleaved(work, repeat=2 if bench.quick or bench.cuda else 3)
     fastest = min(
         (name for name in attacks if name in work and name != "csada"),
         key=lambda n: statistics.median(seconds[n]),
@@ -342,7 +342,7 @@ def suite_scaling(bench: Bench) -> dict:
     axes = {
         "steps": (1, 5) if bench.quick else (1, 2, 5, 10, 20),
         "tasks": tuple(at.tasks * k // 4 for k in ((2, 4) if bench.quick else (1, 2, 4, 8, 16))),
-        "batch_size": tuple(at.batch_size * k // 4 for k in ((2, 4) if bench.quick else (1, 2, 4, 8))),
+        "batch_size": (32, 64) if bench.quick else (128, 256, 512, 1024) if bench.cuda else (32, 64, 128, 256, 512),
         "classes": (10, 100) if bench.quick else (10, 100, 1000),
     }
     baseline = at.epoch(at.cross_entropy(), freeze_norm=False)

@@ -22,6 +22,7 @@ from csada.decisions import (
     MinimumExpectedCost,
     ThresholdMoving,
     argmax,
+    cheapest,
     cost_coverage_curve,
     expected_costs,
     fit_temperature,
@@ -379,3 +380,11 @@ SCORES = Scores(torch.from_numpy(LOGITS), torch.from_numpy(LABELS))
 def test_bad_input_is_named_with_the_way_out(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_under_a_single_costly_pair_certain_samples_keep_their_class():
+    """Nearly all classes are then expected to cost nothing; the lowest class number must not win everywhere."""
+    costs = CostMatrix.single_pair(4, 1, 2)
+    p = np.array([[0.9, 0.04, 0.03, 0.03], [0.03, 0.9, 0.04, 0.03], [0.03, 0.04, 0.9, 0.03], [0.03, 0.03, 0.04, 0.9]])
+    # the third is called the second likeliest class, since calling it 2 might cost
+    assert MinimumExpectedCost(costs)(np.log(p)).tolist() == cheapest(p, costs).tolist() == [0, 1, 1, 3]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import csada
-from csada.errors import Diverged, RunError
+from csada.errors import RunError
 from csada.methods.csada import ESTIMATORS, Tasks
 from csada.parallel import place
 

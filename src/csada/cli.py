@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -318,6 +319,117 @@ def train(
             soft_wrap=True,
         )
     _show_files([save_baseline(baseline, splits, out)])
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="One of --list, all (the shortest first), or a TOML file of yours.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke, fast, paper, or script (as the authors' code).")] = "fast",
+    show: Annotated[bool, typer.Option("--list", help="What there is, how far it is, how long it takes.")] = False,
+    runs: Annotated[Path, typer.Option(help="Folder of the runs; an interrupted one is continued there.")] = Path(
+        "runs"
+    ),
+    results: Annotated[Path, typer.Option(help="Folder of the records; what they hold is not run again.")] = Path(
+        "results"
+    ),
+    data: Annotated[str | None, typer.Option(help="Another data set, such as pmi for the photographs.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
+    all_pairs: Annotated[bool, typer.Option(help="Every pair of classes, not only the chosen ones.")] = False,
+    limit_minutes: Annotated[float | None, typer.Option(help="Start no further run after this time.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes at once; with several GPUs they share these.")] = 1,
+) -> None:
+    """Tables and figures of the paper: do the runs that are missing, write the record, draw from it.
+
+    Example: csada reproduce failure-cifar10 --limit-minutes 30
+    """
+    from csada.experiments import spec as specs
+    from csada.experiments.runner import collect, make_plan, run_experiment, write_record
+
+    if show:
+        table = Table("name", "data", "runs done", "left, about", "shows", box=SIMPLE)
+        for each in specs.names():
+            if specs.has_scale(each, scale):
+                spec = specs.load_spec(each, scale, data)
+                plan = make_plan(spec, runs, results)
+                total = len(plan.runs) or spec.count
+                left = len(plan.missing()) if plan.runs else total
+                table.add_row(each, spec.data, f"{total - left} of {total}", _duration(left * spec.seconds), spec.title)
+        console.print(table)
+        console.print("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.", soft_wrap=True)
+        return
+    if name is None:
+        raise InputError("name an experiment, or all; csada reproduce --list shows them")
+    names = [each for each in specs.names() if specs.has_scale(each, scale)] if name == "all" else [name]
+    chosen = sorted((specs.load_spec(each, scale, data) for each in names), key=lambda s: s.count * s.seconds)
+    deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
+    failed = 0
+    for spec in chosen:
+        with progress(spec.name) as update:
+            report = run_experiment(
+                spec,
+                runs,
+                results_dir=results,
+                data_dir=data_dir,
+                all_pairs=all_pairs,
+                workers=workers,
+                limit_minutes=None if deadline is None else (deadline - time.monotonic()) / 60,
+                on_progress=update,
+            )
+        record = collect(spec, runs, results)
+        console.print(
+            f"{spec.name}, {scale}: {len(report.done)} done now, {len(report.skipped)} before, "
+            f"{len(report.left)} left, {len(report.failed)} failed",
+            highlight=False,
+        )
+        for run, reason in report.failed.items():
+            errors.print(f"  failed: {run}: {reason}", style="red", markup=False, soft_wrap=True, highlight=False)
+        failed += len(report.failed)
+        if record["runs"]:
+            files = [write_record(results / f"{spec.record}.json", record)]
+            try:
+                from csada.report.reproduction import render
+            except ImportError:
+                pass
+            else:
+                files += render(record, results / spec.record if spec.variant else results)
+            _show_files(files)
+    if failed:
+        raise RunError(f"{failed} run{'s' * (failed > 1)} failed, named above; the same command tries again")
+
+
+ResultsDir = Annotated[Path, typer.Option("--results", help="Folder of records.")]
+
+
+@app.command("tables")
+def write_tables(results: ResultsDir = Path("results"), out: OutDir = Path("results")) -> None:
+    """The paper's tables from the records, ours beside the paper's: Markdown, CSV and LaTeX.
+
+    Example: csada tables --results results --out out/tables
+    """
+    from csada.report import reproduction, runs
+
+    for record in runs.read_records(results):
+        _show_files(reproduction.write_tables(record, out))
+
+
+@app.command("figures")
+def write_figures(results: ResultsDir = Path("results"), out: OutDir = Path("results")) -> None:
+    """The paper's figures from the records: PNG and SVG.
+
+    Example: csada figures --results results --out out/figures
+    """
+    from csada.report import reproduction, runs
+
+    for record in runs.read_records(results):
+        _show_files(reproduction.write_figures(record, out))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def _p_value(p: float | None) -> str:

@@ -291,6 +291,12 @@ class MinimumExpectedCost:
         return _like(_decide(p, _expected(p, self.costs), _mean_cost(self.costs), self.strength), logits)
 
 
+def cheapest(probabilities: Any, costs: Costs) -> Labels:
+    """[N]: the class of least expected cost under these probabilities; among classes that cost the same, the likeliest."""
+    p = _probabilities(probabilities)
+    return _decide(p, _expected(p, costs), _mean_cost(costs), 1.0)
+
+
 def _decide(p: Floats, expected: Floats, mean_cost: float, strength: float) -> Labels:
     """Under (1 - strength) * mean + strength * c: expected costs are linear in costs, and uniform ones give 1 - p.
 

@@ -32,6 +32,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
+from torch.multiprocessing.spawn import ProcessException
 
 from csada.data.splits import Part
 from csada.errors import InputError, RunError
@@ -81,6 +82,14 @@ class Ranks:
         (value,) = values  # type: ignore[assignment]
         return value
 
+    def agree(self, value: object) -> bool:
+        """Whether all ranks have the same value; every rank learns it, so that all can stop."""
+        values: list[object] = [value] * self.world
+        if self.world > 1:
+            with connected():
+                distributed.all_gather_object(values, value)
+        return all(v == value for v in values)
+
     def add(self, loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
         """Give every parameter the sum of all ranks' gradients, in one message a data type; the sum of the losses."""
         if self.world == 1:
@@ -103,11 +112,8 @@ class Ranks:
         """Rank 0's weights everywhere, and certainty that all ranks were given the same data."""
         if self.world == 1:
             return
-        mine = tuple(data.x.shape), hashlib.sha256(data.y.cpu().numpy().tobytes()).hexdigest()
-        if self.same(mine) != mine:
-            raise InputError(
-                f"rank {self.rank} was given other data than rank 0; give every process all of it, in the same order"
-            )
+        if not self.agree((tuple(data.x.shape), hashlib.sha256(data.y.cpu().numpy().tobytes()).hexdigest())):
+            raise InputError("the processes were given different data; give each all of it, in the same order")
         with connected():
             for tensor in model.state_dict().values():
                 distributed.broadcast(tensor, 0)
@@ -208,7 +214,7 @@ def start(
             while not ranks.join(LOOK_EVERY):
                 if on_epoch is not None and here.poll():
                     answer(here, Path(folder, "epoch.pt"), run.model, on_epoch)
-        except torch.multiprocessing.ProcessException as error:
+        except ProcessException as error:
             raise failure(error, ranks.processes, run.checkpoint) from error
         finally:
             for process in ranks.processes:

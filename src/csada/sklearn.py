@@ -27,7 +27,7 @@ from torch import nn
 from csada.costs import CostMatrix
 from csada.data.augment import Normalization
 from csada.data.batches import batches
-from csada.decisions import MinimumExpectedCost, expected_costs, fit_temperature
+from csada.decisions import MinimumExpectedCost, cheapest, expected_costs, fit_temperature
 from csada.errors import InputError
 from csada.methods.csada import CSADA
 from csada.models.initial import seeded
@@ -226,7 +226,7 @@ class MinimumExpectedCostClassifier(ClassifierMixin, BaseEstimator):  # type: ig
 
     def predict(self, X: Any) -> Array:
         p = self.predict_proba(X)
-        return np.asarray(self.classes_[expected_costs(p, self.costs_).argmin(1)])
+        return np.asarray(self.classes_[cheapest(p, self.costs_)])
 
     def __sklearn_tags__(self) -> Any:
         return wrapped_tags(super().__sklearn_tags__(), self.estimator)
@@ -275,7 +275,7 @@ class MetaCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         mean = everyone / self.n_estimators
         if self.out_of_bag:
             mean = np.where(members > 0, unseen / np.maximum(members, 1), mean)
-        self.labels_ = self.classes_[expected_costs(mean, self.costs_).argmin(1)]
+        self.labels_ = self.classes_[cheapest(mean, self.costs_)]
         one_left = len(np.unique(self.labels_)) == 1  # most estimators refuse to learn that; the original y will do
         self.estimator_ = clone(self.estimator).fit(X, y if one_left else self.labels_)
         self.constant_ = self.labels_[0] if one_left else None

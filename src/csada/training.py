@@ -445,6 +445,6 @@ def resume(run: Run, loop: Loop) -> list[Epoch]:
         loop.model.load_state_dict(state["model"])
         loop.optimizer.load_state_dict(state["optimizer"])
         history = state["history"]
-    if loop.ranks.same(len(history)) != len(history):
+    if not loop.ranks.agree(len(history)):
         raise InputError(f"{path} is not the same for all processes; put it where all of them can read it")
     return history

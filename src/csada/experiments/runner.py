@@ -34,7 +34,7 @@ from csada.data.fetch import Progress
 from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost
 from csada.errors import RunError
-from csada.evaluation import Scores, evaluate, evaluate_scores, predict_logits
+from csada.evaluation import Scores, evaluate, predict_logits
 from csada.experiments.baseline import best_device
 from csada.experiments.compare import TINY, confusions
 from csada.experiments.records import environment, read_json, write_json
@@ -203,9 +203,12 @@ def work(
                     if mine and not run.done:
                         busy = False
                         clean(run.folder)
-                        execute(run, data_dir, tell)
-                        done.append(run.name)
+                        try:
+                            execute(run, data_dir, tell)
+                        finally:
+                            clean(run.folder)  # before somebody else holds the lock
                         clean(run.folder, "checkpoint*")
+                        done.append(run.name)
             except Exception as error:
                 failed[run.name] = f"{type(error).__name__}: {error}".replace("\n", " ")
         if busy:
@@ -377,9 +380,10 @@ def train_method(
     fitted = fit(start.model, splits, config["method"], costs, on_epoch=told, checkpoint=kept, **options)
     scores = all_scores(fitted.model, splits)
     result = judged(scores, costs) | {"baseline": judged(start.scores, costs), "training_loss": None}
-    if config["data"] == "toy":
+    if config["kind"] == "toy":
         both = (start.model, fitted.model)
         toy = Toy(splits, *both, *(evaluate(model, splits, costs) for model in both))
+        result |= {"before": toy.before.confusion.tolist(), "after": toy.after.confusion.tolist()}
         result["panels"] = [plain(asdict(panel)) for panel in panels(toy, resolution=GRID)]
     return result, scores, fitted.history
 
@@ -399,7 +403,9 @@ def plain(value: Any) -> Any:
     """Arrays as lists with four digits after the point."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    return np.round(value, 4).tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray):
+        return (value.round(4) if value.dtype.kind == "f" else value).tolist()
+    return value
 
 
 def save_logits(path: Path, scores: dict[str, Scores]) -> None:
@@ -407,7 +413,7 @@ def save_logits(path: Path, scores: dict[str, Scores]) -> None:
     arrays |= {f"{part}_labels": s.labels.numpy() for part, s in scores.items()}
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with partial.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     os.replace(partial, path)
 
 

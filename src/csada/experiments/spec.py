@@ -84,6 +84,11 @@ def names() -> list[str]:
     return sorted(path.stem for path in SPECS.glob("*.toml") if path.stem != DEFAULTS)
 
 
+def has_scale(name: str, scale: str) -> bool:
+    table = _read(SPECS / f"{name}.toml")
+    return scale in table or ("runs_of" in table and has_scale(table["runs_of"], scale))
+
+
 def load_spec(name: str, scale: str = "fast", data: str | None = None) -> Spec:
     """One of `names()`, or a TOML file of your own; `data` replaces the file's data set."""
     path = Path(name) if name.endswith(".toml") else SPECS / f"{name}.toml"
@@ -204,6 +209,8 @@ def run_configs(spec: Spec, confusions: Mapping[str, Any], pairs: Any = None) ->
                     options = spec.options[method] | ({} if weight is None else {"weight": weight})
                     config = {"kind": "method", **_data(spec, seed), "seed": replication, "method": method}
                     config |= {"options": options, "costs": costs, "baseline": baseline}
+                    if spec.data == "toy":  # its result also holds what the figure shows
+                        config |= {"kind": "toy", "spread": spec.data_options["spread"]}
                     configs.append(config | ({"track": spec.track} if spec.track else {}))
     return configs
 

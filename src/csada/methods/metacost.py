@@ -91,10 +91,10 @@ def predict(model: nn.Module, part: Part) -> Tensor:
 
 
 def cheapest(p: Tensor, part: Part, costs: CostMatrix) -> Tensor:
-    """[N]: the class of least expected cost. Ties go to the smaller class number."""
+    """[N]: the class of least expected cost; among classes that cost the same, the likeliest."""
     table = cost_table(costs, torch.device("cpu"), torch.float64)
     expected = p @ table
     if part.costs is not None:
         y = part.y.cpu()
         expected = expected + p.gather(1, y[:, None]) * (part.costs.cpu().double() - table[y])
-    return expected.argmin(1)
+    return (expected - 1e-9 * float(table.max()) * p).argmin(1)

@@ -62,10 +62,10 @@ class PGDTraining:
     def attacked(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """K forward and K backward passes with the model as it is now; no parameter's gradient is touched."""
         project, direction = PROJECTIONS[self.norm], DIRECTIONS[self.step]
-        low, high = (None, None) if self.bounds is None else self.bounds
+        bounds = self.bounds
 
         def placed(delta: Tensor) -> Tensor:
-            return x + delta if low is None else torch.clamp(x + delta, low, high)  # type: ignore[arg-type]
+            return x + delta if bounds is None else (x + delta).clamp_min(bounds[0]).clamp_max(bounds[1])
 
         x = x.detach()
         delta = torch.zeros_like(x)

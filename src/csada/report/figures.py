@@ -31,7 +31,7 @@ def heat_maps(maps: Mapping[str, Array], classes: Sequence[str], title: str) -> 
     labels = [literal(name) for name in classes]
     longest = max(map(len, classes))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(0.42 * n * len(maps) + 1.6, 0.42 * n + 1.6 + 0.07 * longest), layout="constrained")
+        figure = Figure(figsize=(0.42 * n * len(maps) + 1.6, 0.42 * n + 1.0 + 0.07 * longest), layout="compressed")
         axes = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
         for axis, (name, rates) in zip(axes, shown.items(), strict=True):
             image = axis.imshow(np.ma.masked_invalid(rates), cmap="Blues", norm=norm)

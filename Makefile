@@ -43,5 +43,16 @@ $(VENV)/installed-dev: $(VENV)/installed-test
 	$(PIP) -e '.[dev]'
 	touch $@
 
+bench: $(VENV)/installed-bench
+	$(BIN)/python benchmarks/bench_input.py
+	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/table.py
+
+# torchattacks asks for torchvision, which it does not need here
+$(VENV)/installed-bench: $(VENV)/installed-test
+	$(PIP) -e '.[bench]'
+	$(PIP) --no-deps torchattacks
+	touch $@
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

@@ -174,13 +174,13 @@ def cifar(images: int) -> Part:
     return Part(x, torch.zeros(images, dtype=torch.long), NORMALIZATION, AUGMENTATION)
 
 
-def setting(bench: Bench, images: int, classes: int = 10) -> Setting:
+def setting(bench: Bench, images: int, classes: int = 10, width: int = 16) -> Setting:
     """CPU: the small CNN on digits, batch 64, 16 attacked. CUDA: ResNet-34 on CIFAR-10, bf16, batch 512, 64 attacked."""
     if bench.cuda:
         model, part = resnet(34, classes).cuda(), cifar(images)
         batch_size, tasks, precision = 512, 64, "bf16"
     else:
-        model, part = cnn(1, 8, classes), digits(images)
+        model, part = cnn(1, 8, classes, width), digits(images)
         batch_size, tasks, precision = 64, 16, "32"
     part = Part(part.x, predicted(model, part, bench.device), part.normalization, part.augmentation)
     return Setting(model, part, classes, bench.device, batch_size, tasks, precision)
@@ -335,7 +335,7 @@ def judged(run: Work, model: nn.Module, target: torch.Tensor) -> Work:
 
 
 def suite_scaling(bench: Bench) -> dict:
-    """The ratio of a CSADA epoch to a cross-entropy epoch as K, M, the batch and the number of classes grow."""
+    """The ratio of a CSADA epoch to a cross-entropy epoch as K, M, the batch, the classes and the model grow."""
     images = (8_192 if not bench.quick else 1_024) if bench.cuda else (1_024 if not bench.quick else 256)
     at = setting(bench, images)
     steps = 10 if bench.cuda else 5
@@ -356,13 +356,19 @@ def suite_scaling(bench: Bench) -> dict:
         method = at.method(steps, at.tasks * n // at.batch_size)
         work["csada", n] = at.epoch(method, freeze_norm=True, batch_size=n)
     found["batch_size"] = curve(bench, work, {n: (("ce", n), ("csada", n)) for n in axes["batch_size"]})
-    work = {}
-    for classes in axes["classes"]:
-        other = setting(bench, images, classes)
-        work["ce", classes] = other.epoch(other.cross_entropy(), freeze_norm=False)
-        work["csada", classes] = other.epoch(other.method(steps), freeze_norm=True)
-    found["classes"] = curve(bench, work, {c: (("ce", c), ("csada", c)) for c in axes["classes"]})
+    found["classes"] = curve_of(bench, {c: setting(bench, images, classes=c) for c in axes["classes"]}, steps)
+    if not bench.cuda:  # how the costs of calls, beside arithmetic, matter less as the model grows
+        widths = (16,) if bench.quick else (16, 32, 64)
+        found["width"] = curve_of(bench, {w: setting(bench, images, width=w) for w in widths}, steps)
     return {"setting": describe(bench, at), "K": steps, "axes": found}
+
+
+def curve_of(bench: Bench, settings: dict[int, Setting], steps: int) -> list[dict]:
+    work = {}
+    for value, at in settings.items():
+        work["ce", value] = at.epoch(at.cross_entropy(), freeze_norm=False)
+        work["csada", value] = at.epoch(at.method(steps), freeze_norm=True)
+    return curve(bench, work, {value: (("ce", value), ("csada", value)) for value in settings})
 
 
 def curve(bench: Bench, work: dict, pairs: dict) -> list[dict]:

@@ -22,6 +22,7 @@ AXES = {
     "tasks": "attacked samples M a batch",
     "batch_size": "batch size (M in proportion)",
     "classes": "number of classes",
+    "width": "width of the CNN",
 }
 PAGE = """# Benchmarks
 
@@ -142,14 +143,14 @@ def seconds_text(seconds: float) -> str:
 
 
 def figure(record: dict):
-    """Bars of the epoch and the attacks above, the four scaling curves below."""
+    """Bars of the epoch and the attacks above, the scaling curves below."""
     with plt.rc_context(STYLE):
-        drawn, axes = plt.subplots(2, 4, figsize=(13, 6), layout="constrained")
+        drawn, axes = plt.subplots(2, 5, figsize=(15, 6), layout="constrained")
         if "epoch" in record:
             bars(axes[0, 0], record["epoch"]["ratios"], "epoch over\ncross-entropy epoch")
         if "transcription" in record:
             bars(axes[0, 1], record["transcription"]["speedup"], "times as fast as\nthe transcription")
-        for axis, case in zip(axes[0, 2:], record.get("attacks", {}).get("cases", [])[-2:], strict=False):
+        for axis, case in zip(axes[0, 2:], record.get("attacks", {}).get("cases", [])[:3], strict=False):
             speeds = {n: v for n, v in case["attacks_per_second"].items() if not n.endswith(", judged")}
             bars(axis, speeds, f"attacks/s, {case['case']},\nbatch {case['batch_size']}, precision {case['precision']}")
         for axis, (name, points) in zip(axes[1], record.get("scaling", {}).get("axes", {}).items(), strict=False):
@@ -160,7 +161,7 @@ def figure(record: dict):
             axis.minorticks_off()
         highest = max((axis.get_ylim()[1] for axis in axes[1] if axis.has_data()), default=1)
         for axis in axes[1]:
-            axis.set_ylim(0, highest)  # one scale, so that the four curves compare
+            axis.set_ylim(0, highest)  # one scale, so that the curves compare
         axes[1, 0].set_ylabel("CSADA epoch / cross-entropy epoch")
         for axis in axes.flat:
             axis.set_visible(axis.has_data())

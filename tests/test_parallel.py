@@ -100,7 +100,7 @@ def test_padding_counts_nothing():
 
 
 SCRIPT = """
-import os, sys, torch, csada
+import os, sys, torch, csada, csada.errors
 sys.path.insert(0, sys.argv[1])
 import test_parallel as t
 rank, told = os.environ["RANK"], []
@@ -113,7 +113,7 @@ for case in t.CASES:
 assert len(told) == (2 * len(t.CASES) if rank == "0" else 0)
 result["other weights"] = t.weights(csada.fit(t.mlp(seed=int(rank)), t.problem()[1], "csada", t.COSTS, epochs=1)), None
 for caught, options, data in (
-    (t.Diverged, {"lr": 1e300}, t.problem()[1]),
+    (csada.errors.Diverged, {"lr": 1e300}, t.problem()[1]),
     (csada.InputError, {}, (torch.randn(9, 5).double(), torch.arange(9) % 4 if rank == "0" else torch.arange(9) % 3)),
 ):
     try:
@@ -121,17 +121,15 @@ for caught, options, data in (
         raise SystemExit("not refused")
     except caught as error:
         print(type(error).__name__, error)
-        if caught is t.Diverged:
+        if caught is csada.errors.Diverged:
             assert all(p.isfinite().all() for p in error.fitted.model.parameters())
-    except csada.errors.RunError as error:  # rank 0, when another has found the data to differ
-        assert rank == "0" and caught is csada.InputError
 torch.save(result, sys.argv[2] + rank)
 """
 
 
 def run_script(path, text, *arguments, processes=None, timeout=180):
     path.write_text(text)
-    torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0"] if processes else []
+    torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--standalone"] if processes else []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *torchrun, str(path), *map(str, arguments)]
     return subprocess.run(command, env=environment, timeout=timeout, capture_output=True, text=True, check=False)
@@ -141,7 +139,8 @@ def test_two_processes_of_torchrun_make_the_update_of_one(tmp_path):
     """Every method and every estimator, over batches that divide unevenly, one of them smaller than the ranks."""
     done = run_script(tmp_path / "run.py", SCRIPT, Path(__file__).parent, tmp_path / "out", processes=2)
     assert done.returncode == 0, done.stderr
-    assert "was given other data than rank 0" in done.stdout and done.stdout.count("Diverged the loss became") == 2
+    assert done.stdout.count("InputError the processes were given different data") == 2
+    assert done.stdout.count("Diverged the loss became") == 2
     ranks = [torch.load(f"{tmp_path / 'out'}{rank}") for rank in (0, 1)]
     for case in CASES:
         alone = fitted(case)
@@ -180,7 +179,9 @@ def test_a_dead_rank_ends_the_run_and_a_restart_resumes_it(tmp_path):
     began = time.monotonic()
     with pytest.raises(RunError, match=r"rank 1 of the run ended with SIGKILL; start it again to go on from .*run.pt"):
         csada.fit(mortal, data, "csada", COSTS, devices=2, checkpoint=checkpoint, **kw)
-    assert time.monotonic() - began < 90
+    assert (
+        time.monotonic() - began < 240
+    )  # of which nearly all is starting up; ranks wait for each other for 30 minutes
     kept = len(torch.load(checkpoint, weights_only=True)["history"])
     assert 0 < kept < 6
     doom.unlink()
@@ -192,11 +193,11 @@ def test_a_dead_rank_ends_the_run_and_a_restart_resumes_it(tmp_path):
 
 
 def test_a_script_without_a_guard_ends_with_the_way_out(tmp_path):
-    text = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nimport test_parallel as t\nt.fitted('cross_entropy', devices=2)\n"
-    )
-    done = run_script(tmp_path / "run.py", text, Path(__file__).parent)
+    data = "(torch.zeros(8, 2), torch.arange(8) % 2)"
+    text = f"import torch, csada\ncsada.fit(torch.nn.Linear(2, 2), {data}, 'cross_entropy', devices=2)\n"
+    done = run_script(tmp_path / "run.py", text)
     assert done.returncode != 0 and 'put its work under if __name__ == "__main__"' in done.stderr
+    assert "RunError: a process of the run failed" in done.stderr
 
 
 def test_what_cannot_be_shared_out_is_refused(monkeypatch):

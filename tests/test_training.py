@@ -177,6 +177,18 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(tmp_path):
         csada.fit(model, (x, y), "csada", COSTS, checkpoint=tmp_path / "run.pt", **kw | {"lr": 0.02})
 
 
+def test_a_run_may_go_on_with_less_memory(tmp_path):
+    """In pieces the update is the same, so that a checkpoint does not care."""
+    model, x, y = problem()
+    model, data = model.double(), (x.double(), y)
+    model[3].p = 0.0
+    kw = {"epochs": 4, "lr": 0.01, "batch_size": 16}
+    whole = csada.fit(model, data, "csada", COSTS, **kw)
+    interrupted(tmp_path / "run.pt", model, data, 2, **kw)
+    resumed = csada.fit(model, data, "csada", COSTS, checkpoint=tmp_path / "run.pt", max_batch=5, **kw)
+    assert len(resumed.history) == 4 and (weights(whole) - weights(resumed)).abs().max() < 1e-9
+
+
 def test_killed_at_any_moment_it_continues(tmp_path):
     """A real process, killed with SIGKILL in the middle of its work, then started again."""
     script = tmp_path / "run.py"

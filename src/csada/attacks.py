@@ -80,11 +80,16 @@ def attack(
     if bounds is not None and bool(((x < bounds[0]) | (x > bounds[1])).any()):
         raise InputError(f"x leaves the bounds before any attack: it spans {x.min():g} to {x.max():g}")
 
+    first = True
+
     def checked(points: Tensor) -> Tensor:
+        nonlocal first
         logits: Tensor = model(points)
-        check_logits(logits)
-        if highest >= logits.shape[1]:
-            raise InputError(f"class {highest} does not exist: the model scores {logits.shape[1]} classes")
+        if first:  # a check waits for the device; one is enough to find a broken model
+            check_logits(logits)
+            if highest >= logits.shape[1]:
+                raise InputError(f"class {highest} does not exist: the model scores {logits.shape[1]} classes")
+            first = False
         return logits
 
     with borrowed_eval(model):
@@ -145,7 +150,7 @@ def ascend(
         ):  # the sum over samples, not the mean: a sample's gradient must not depend on its batch
             log_p = -F.cross_entropy(logits, target if live is None else target[live], reduction="sum")
         (gradient,) = torch.autograd.grad(log_p, point)
-        gradient = _put(torch.zeros_like(x), live, gradient)
+        gradient = gradient if live is None else torch.zeros_like(x).index_copy_(0, live, gradient)
         before, delta = (
             delta,
             torch.where(_wide(active, x), project(delta + step_size * direction(gradient), epsilon), delta),

@@ -388,11 +388,9 @@ def reproduce(
         failed += len(report.failed)
         if record["runs"]:
             files = [write_record(results / f"{spec.record}.json", record)]
-            try:
+            if spec.name in specs.names():  # the paper's; what an experiment of yours shows is up to you
                 from csada.report.reproduction import render
-            except ImportError:
-                pass
-            else:
+
                 files += render(record, results / spec.record if spec.variant else results)
             _show_files(files)
     if failed:

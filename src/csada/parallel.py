@@ -32,7 +32,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import ProcessException
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from csada.data.splits import Part
 from csada.errors import InputError, RunError
@@ -102,7 +102,7 @@ class Ranks:
             message = torch.cat([*gradients, used, loss.view(1).to(dtype)])
             with connected():
                 distributed.all_reduce(message)
-            *gradients, used, total = message.split([*map(torch.numel, group), len(group), 1])
+            *gradients, used, total = torch.split(message, [*map(torch.numel, group), len(group), 1])
             for p, gradient, anywhere in zip(group, gradients, used.tolist(), strict=True):
                 if anywhere:  # else it stays None: an optimiser must not decay what no rank has used
                     p.grad = torch.empty_like(p).copy_(gradient.view_as(p))
@@ -134,8 +134,11 @@ def connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"another process of this run is gone, or silent for {PATIENCE} ({reason})") from error
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise RunError(
+            f"another process of this run is gone, or silent for {PATIENCE} ({reason}); "
+            "started again with its checkpoint, the run goes on from the last epoch"
+        ) from error
 
 
 def place(devices: int | None, num_nodes: int, device: torch.device) -> str:
@@ -164,8 +167,8 @@ def place(devices: int | None, num_nodes: int, device: torch.device) -> str:
 def join(device: torch.device) -> Ranks:
     """This process as one of the ranks that torchrun, or `start`, has begun; the process group lasts as long as it does."""
     from lightning_fabric import Fabric
-    from lightning_fabric.plugins.environments import TorchElasticEnvironment
-    from lightning_fabric.strategies import DDPStrategy
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
     local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     with quiet("lightning_fabric", "lightning_utilities"):
@@ -202,7 +205,7 @@ def start(
         run.model.to(device)
         here, there = multiprocessing.get_context("spawn").Pipe()
         arguments = (work, folder, device, devices, free_port(), there if on_epoch else None)
-        ranks = torch.multiprocessing.start_processes(
+        ranks = start_processes(  # type: ignore[no-untyped-call]
             become_rank,
             (*arguments, max(1, torch.get_num_threads() // devices)),
             devices,

@@ -112,7 +112,7 @@ class Settings:
         if not trained:
             raise InputError("every parameter of the model is frozen; unfreeze what is to be trained")
         cuda = trained[0].is_cuda
-        lr = torch.tensor(self.lr, device=trained[0].device) if cuda else self.lr
+        lr = torch.tensor(float(self.lr), device=trained[0].device) if cuda else self.lr
         if self.optimizer == "adam":
             return torch.optim.Adam(trained, lr=lr, weight_decay=self.weight_decay, fused=cuda, capturable=cuda)
         return torch.optim.SGD(
@@ -297,7 +297,8 @@ class Loop:
     def accumulate(self, share: Share, tasks: Tasks | None, own: torch.Generator) -> Tensor | None:
         """The gradient of a share's loss; None, with all as it was, if it does not fit and a smaller piece may."""
         (x, y, costs), whole = share.batch, len(share.labels)
-        drawn, buffers = own.get_state(), [b.clone() for b in self.model.buffers()] if mixes_batch(self.model) else []
+        drawn = own.get_state() if self.settings.max_batch == "auto" else None
+        buffers = [b.clone() for b in self.model.buffers()] if drawn is not None and mixes_batch(self.model) else []
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
         try:
@@ -315,7 +316,7 @@ class Loop:
                 total += loss.detach()
             return total
         except torch.OutOfMemoryError:
-            if self.settings.max_batch != "auto" or min(self.piece, len(y)) <= 1:
+            if drawn is None or min(self.piece, len(y)) <= 1:
                 raise
         self.optimizer.zero_grad(set_to_none=True)
         own.set_state(drawn)

@@ -15,11 +15,10 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,12 +138,14 @@ def run_experiment(
     chosen = "all" if all_pairs and spec.costs == "pairs" and not isinstance(spec.pairs, list) else None
     plan = make_plan(spec, runs_dir, results_dir, chosen)
     report = Report()
-
     if not plan.runs:  # the baselines decide the pairs
         untrained = [run for run in plan.baselines if not run.done]
         do_runs(untrained, data_dir, deadline, workers, on_progress and Epochs(untrained, on_progress), report)
         plan = make_plan(spec, runs_dir, results_dir, chosen)
     missing, needed = plan.missing(), plan.needed()
+    for run in (*plan.baselines, *plan.runs):
+        if run.done:  # by somebody who may have been killed before tidying up
+            clean(run.folder, "checkpoint*")
     report.skipped += [run.name for run in plan.runs if run not in missing]
     tell = on_progress and Epochs(needed + missing, on_progress)
     do_runs(needed, data_dir, deadline, workers, tell, report)
@@ -161,18 +162,21 @@ def do_runs(
     else:
         done, failed = [], {}
         spawn = multiprocessing.get_context("spawn")
-        pools = [ProcessPoolExecutor(1, spawn) for _ in range(min(workers, len(runs)))]  # a pool each: one dies alone
-        waiting = {pool.submit(work, runs, data_dir, deadline, i) for i, pool in enumerate(pools)}
-        while waiting:
-            ended, waiting = wait(waiting, POLL)
-            for future in ended:
-                with suppress(BrokenProcessPool):  # a process that was killed: what it worked on is not done, see below
-                    theirs, reasons = future.result()
+        channels: list[Any] = []
+        for number in range(min(workers, len(runs))):
+            receiver, sender = spawn.Pipe(duplex=False)
+            spawn.Process(target=worker, args=(sender, runs, data_dir, deadline, number)).start()
+            sender.close()
+            channels.append(receiver)
+        while channels:
+            ready: list[Any] = wait(channels, POLL)
+            for channel in ready:
+                channels.remove(channel)
+                with suppress(EOFError):  # its process was killed: what it worked on is not done, see below
+                    theirs, reasons = channel.recv()
                     done, failed = done + theirs, failed | reasons
             if tell:
                 tell()
-        for pool in pools:
-            pool.shutdown()
     for run in runs:
         if run.done:
             (report.done if run.name in done else report.skipped).append(run.name)
@@ -182,6 +186,10 @@ def do_runs(
             report.left.append(run.name)
         else:
             report.failed[run.name] = "its process ended before it was done; start again to continue"
+
+
+def worker(channel: Connection, *arguments: Any) -> None:
+    channel.send(work(*arguments))
 
 
 def work(
@@ -276,6 +284,11 @@ def start_of(folder: Path, text: str, data_dir: str | None, device: torch.device
     return Start(model, all_scores(model, data_of(text, data_dir)))
 
 
+def baseline_folder(run: Run) -> Path:
+    folder: Path = run.folder.parents[1] / BASELINES / run.config["baseline"]
+    return folder
+
+
 def data_key(config: Config) -> str:
     return json.dumps({k: v for k, v in config.items() if k.startswith("data")}, sort_keys=True)
 
@@ -291,6 +304,8 @@ def all_scores(model: nn.Module, splits: Splits) -> dict[str, Scores]:
 def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
     """One run from its start, or from where it was left, to its result."""
     config, folder = run.config, run.folder
+    if config["kind"] != "baseline" and not Run({}, baseline_folder(run)).done:
+        raise RunError("its baseline is not trained")
     write_json(folder / "config.json", config)
     write_json(folder / "environment.json", environment())
     with (folder / "starts.log").open("a") as file:
@@ -362,10 +377,7 @@ def train_method(
     run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None], data_dir: str | None
 ) -> Outcome:
     config = run.config
-    home = run.folder.parents[1] / BASELINES / config["baseline"]
-    if not Run({}, home).done:
-        raise RunError("its baseline is not trained")
-    start = start_of(home, data_key(config), data_dir, device)
+    start = start_of(baseline_folder(run), data_key(config), data_dir, device)
     costs = make_costs(config["costs"], splits.classes)
 
     def told(line: Epoch, model: nn.Module) -> Epoch:
@@ -394,9 +406,16 @@ def on_device(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def judged(scores: dict[str, Scores], costs: CostMatrix) -> Record:
-    """Confusion counts by the largest score, and by the calibrated rule, whose temperature comes from validation."""
-    rule = MinimumExpectedCost.calibrated(*scores["validation"], costs)
-    return confusions(scores, costs) | {"rule": {"temperature": rule.temperature, **confusions(scores, costs, rule)}}
+    """Confusion counts by the largest score, and by the calibrated rule, which comes from validation.
+
+    Where one pair alone costs, the plain rule would never predict that pair's class again; there its strength is the
+    one that loses at most half a point of accuracy on validation.
+    """
+    single = np.count_nonzero(costs.values) == 1
+    made = MinimumExpectedCost.within_budget if single else MinimumExpectedCost.calibrated
+    rule = made(*scores["validation"], costs)
+    fitted = {"temperature": rule.temperature, "strength": rule.strength}
+    return confusions(scores, costs) | {"rule": fitted | confusions(scores, costs, rule)}
 
 
 def plain(value: Any) -> Any:

@@ -43,7 +43,7 @@ def heat_maps(maps: Mapping[str, Array], classes: Sequence[str], title: str) -> 
             axis.tick_params(length=0)
         axes[0].set_ylabel("truth")
         figure.colorbar(image, ax=axes, label="error rate of the pair (%)", shrink=0.8, aspect=25, pad=0.01)
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(literal(title), fontsize=10)
     return figure
 
 
@@ -88,7 +88,7 @@ def lambda_figure(sweeps: Mapping[str, Sweep], title: str) -> Figure:
             axis.set_xticks(steps, [f"{weight:g}" for weight in sweep.weights])
             axis.set(title=name, xlabel="lambda", ylabel="test WER (%)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=2 * len(sweeps))
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(literal(title), fontsize=10)
     return figure
 
 
@@ -107,7 +107,7 @@ def convergence_figure(panels: Mapping[str, Mapping[int, Array]], title: str) ->
             axis.plot(epochs, means, "o-", color=BLUE, markersize=4)
             axis.set(title=name, xlabel="epoch")
             axis.xaxis.get_major_locator().set_params(integer=True)
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(literal(title), fontsize=10)
     return figure
 
 

@@ -57,7 +57,7 @@ class Toy(NamedTuple):
     spread: float
     counts: Mapping[tuple[bool, bool], Counts]  # as a run's; those by the rule may be lacking
     epsilon: float
-    panels: tuple[ToyPanel, ...]  # before and after, of the run that the figure shows
+    panels: tuple[ToyPanel, ToyPanel] | None  # before and after, of the run that the figure shows
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,16 @@ def _toy(run: Mapping[str, Any], classes: tuple[str, ...]) -> Toy:
     if "rule" in result:
         parts |= {(True, True): result["baseline"]["rule"]["test"], (False, True): result["rule"]["test"]}
     counts = {key: _counts(values, classes) for key, values in parts.items()}
-    panels = [
-        ToyPanel(**{key: np.array(value) if isinstance(value, list) else value for key, value in panel.items()})
-        for panel in result.get("panels", ())
-    ]
-    return Toy(float(config["spread"]), counts, config.get("options", {}).get("epsilon", np.nan), tuple(panels))
+    epsilon = float(config.get("options", {}).get("epsilon", np.nan))
+    panels = (_panel(result["panels"][0]), _panel(result["panels"][1])) if "panels" in result else None
+    return Toy(float(config["spread"]), counts, epsilon, panels)
+
+
+def _panel(values: Mapping[str, Any]) -> ToyPanel:
+    arrays: dict[str, Any] = {
+        key: np.array(value) if isinstance(value, list) else value for key, value in values.items()
+    }
+    return ToyPanel(**arrays)
 
 
 def _counts(values: Any, classes: tuple[str, ...]) -> Counts:

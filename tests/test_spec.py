@@ -1,0 +1,107 @@
+"""Experiment files: what they resolve to, and what is refused before any work."""
+
+import numpy as np
+import pytest
+
+from csada.errors import InputError
+from csada.experiments import spec as specs
+from csada.experiments.spec import baseline_configs, choose_pairs, identity, load_spec, names, run_configs
+
+GOOD = """
+title = "mine"
+data = "digits"
+model = "cnn"
+costs = "pareto"
+methods = ["csada", "sosr"]
+[smoke]
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_all_ten_experiments_resolve_at_their_scales_to_as_many_runs_as_they_say():
+    assert len(names()) == 10
+    confusion = np.arange(100).reshape(10, 10)
+    for name in names():
+        for scale in specs.SCALES:
+            if not specs.has_scale(name, scale):
+                assert scale == "script"
+                continue
+            spec = load_spec(name, scale)
+            counts = {identity(c): confusion for c in baseline_configs(spec)}
+            runs = run_configs(spec, counts)
+            assert len({identity(c) for c in runs}) == len(runs) == spec.count
+            assert {c["baseline"] for c in runs} == set(counts)
+
+
+def test_paper_scale_has_the_values_of_the_text_and_script_those_of_the_authors_code():
+    text, script = (load_spec("table-mnist", scale) for scale in ("paper", "script"))
+    assert {"estimator": "paper", "epsilon": 10, "steps": 10, "weight": 2, "lr": 5e-7}.items() <= text.options[
+        "csada"
+    ].items()
+    assert {"epsilon": 3, "steps": 5, "weight": 5, "estimator": "class_mean"}.items() <= script.options["csada"].items()
+    assert text.options["sosr"]["schedule"] == "step:10:0.33" and script.options["sosr"]["epochs"] == 60
+    assert load_spec("failure-cifar10", "paper").count == 180
+    assert len(load_spec("lambda-cifar10", "paper").lambdas) * 3 == load_spec("lambda-cifar10", "paper").count
+
+
+def test_the_errors_table_shows_the_very_runs_of_the_comparison():
+    a, b = load_spec("table-pmi-resnet34"), load_spec("errors-pmi")
+    assert run_configs(a, {}) == run_configs(b, {}) and a.folder == b.folder and a.record != b.record
+    assert load_spec("errors-pmi", data="pmi").data == "pmi"
+
+
+def test_baselines_are_shared_by_experiments_on_the_same_data():
+    on_cifar = [load_spec(n) for n in ("failure-cifar10", "lambda-cifar10", "convergence-cifar10", "table-cifar10")]
+    assert len({identity(c) for spec in on_cifar for c in baseline_configs(spec)}) == 1
+
+
+def test_a_run_is_known_by_its_settings_not_by_their_order():
+    config = run_configs(load_spec("table-cifar10"), {})[0]
+    assert identity(config) == identity(dict(reversed(config.items())))
+    assert identity(config) != identity(config | {"seed": 1})
+
+
+def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
+    confusion = np.full((4, 4), 1) + np.diag([96] * 4)
+    confusion[2, 0], confusion[3, 1] = 30, 20
+    pairs = choose_pairs(confusion, 4)
+    assert pairs[:2] == [(2, 0), (3, 1)] and pairs == choose_pairs(confusion, 4)
+    assert len(set(pairs)) == 4 and all(y != z for y, z in pairs)
+    assert len(set(choose_pairs(confusion, "all"))) == 12
+    assert confusion[2, 0] == 30  # what it was given stays
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epocs = 3\n" + GOOD, "mine.toml: unknown key 'epocs'; known keys: title, data, model"),
+        (GOOD + "replication = 3", "unknown key 'replication' in \\[smoke\\]; known keys: .*replications"),
+        (GOOD + "options.csada = { epsilom = 1 }", "unknown option 'epsilom' for csada; did you mean 'epsilon'"),
+        (GOOD + "options.cssda = { epsilon = 1 }", "unknown method 'cssda'; did you mean 'csada'"),
+        (GOOD + "options.every = { lr = -1.0 }", "lr must be zero or more"),
+        (GOOD + "baseline = { recipe = 'quick' }", "unknown recipe 'quick'"),
+        (GOOD + "baseline = { rate = 1 }", "unknown key baseline.rate"),
+        (GOOD + "replications = 0", "replications must be a whole number"),
+        (GOOD + "track = 'loss'", "cannot track 'loss'"),
+        (GOOD.replace("pareto", "paretto"), "no preset 'paretto'"),
+        (GOOD.replace('title = "mine"', ""), "lacks 'title'"),
+        (GOOD + "= 3", "cannot read the experiment"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        load_spec(written(tmp_path, text), "smoke")
+
+
+def test_unknown_experiments_and_scales_are_named():
+    with pytest.raises(InputError, match="did you mean 'table-cifar10'"):
+        load_spec("table-cifar")
+    with pytest.raises(InputError, match="known: smoke, fast, paper, script"):
+        load_spec("toy", "huge")
+    with pytest.raises(InputError, match=r"toy\.toml has no scale 'script'; it has smoke, fast, paper"):
+        load_spec("toy", "script")

@@ -233,8 +233,7 @@ class Loop:
     ranks: Ranks = Ranks()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        if self.device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # convolutions are faster so
         self.optimizer = self.settings.optimiser(self.model.parameters())
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         limit, alone = self.settings.max_batch, self.ranks.world == 1

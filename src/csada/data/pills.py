@@ -81,8 +81,8 @@ class Conditions:
     levels of the 256-pixel view.
     """
 
-    imprint: tuple[float, float] = (0.1, 1.1)
-    blank: float = 0.25
+    imprint: tuple[float, float] = (0.0, 0.8)
+    blank: float = 0.4
     distance: float = 0.08
     blur: tuple[float, float] = (0.4, 1.5)
     noise: tuple[float, float] = (2.0, 7.0)

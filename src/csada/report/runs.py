@@ -68,10 +68,12 @@ class Record:
     classes: tuple[str, ...]
     runs: tuple[Run, ...]  # by cost matrix
     toys: tuple[Toy, ...] = ()
+    loaded: str = ""  # the data by their own name, which may be more exact than the one asked for: CIFAR-10 (JPEG)
 
     @property
     def data(self) -> str:
-        return DATA.get(self.runs[0].data, self.runs[0].data)
+        name = self.loaded or self.runs[0].data
+        return DATA.get(name, name)
 
     def setting(self) -> str:
         samples = int(self.runs[0].counts[True, False].sum())
@@ -118,7 +120,8 @@ def parse(record: Mapping[str, Any]) -> Record:
         raise InputError(f"the record of {experiment} lacks {error}; make it again with `csada reproduce`") from None
     if not (toys if experiment == "toy" else runs):
         raise InputError(f"the record of {experiment} holds no finished run; continue it with `csada reproduce`")
-    return Record(name, experiment, scale, classes, runs, toys)
+    loaded = str((record.get("data") or {}).get("name", ""))
+    return Record(name, experiment, scale, classes, runs, toys, loaded)
 
 
 def _run(run: Mapping[str, Any], classes: tuple[str, ...]) -> Run:

@@ -194,6 +194,57 @@ def compare(
     _show_files([file])
 
 
+@app.command("fit")
+def fit_command(
+    model: Annotated[Path, typer.Argument(help="A folder written by `csada train`, or by this command.")],
+    data: Annotated[str, typer.Argument(help="A data set's name, a folder of images or a CSV file.")],
+    costs: Annotated[str, typer.Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")],
+    out: OutDir = Path("out/fitted"),
+    method: Annotated[str, typer.Option(help="Any of csada.METHODS.")] = "csada",
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    lr: float = 1e-4,
+    batch_size: Annotated[int, typer.Option(min=1)] = 512,
+    seed: int = 0,
+    devices: Annotated[int, typer.Option(min=1, help="Processes, on as many GPUs, or on the CPU.")] = 1,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any option of fit or of the method; repeatable."),
+    ] = None,
+    scale: Annotated[float, typer.Option(help="The fraction of the data to use.")] = 1.0,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
+) -> None:
+    """Fine-tune a trained model with any method. Stopped half-way, the same command goes on.
+
+    Example: csada fit out/digits digits --costs pareto:0 --lr 0.001 --batch-size 64 --set step_size=0.02
+    """
+    from csada.data import load
+    from csada.experiments.compare import costs_for
+    from csada.experiments.fine_tuning import fine_tune, parse_options, save_fine_tuned
+
+    with progress("decoding") as update:
+        splits = load(data, data_dir, scale, on_progress=update)
+    table = costs_for(costs, splits.classes)
+    settings = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed} | parse_options(options or [])
+    checkpoint = out / "checkpoint.pt"
+    with progress("training") as update:
+        told = lambda line, _: update(line["epoch"], settings["epochs"])  # noqa: E731
+        run = settings | ({"devices": devices} if devices > 1 else {})
+        tuned = fine_tune(model, splits, table, method, run, checkpoint=checkpoint, on_epoch=told)
+    shown = Table(box=SIMPLE)
+    for heading in ("", "accuracy (%)", "cost per 100", "95 %"):
+        shown.add_column(heading, no_wrap=True)
+    for name, e in tuned.rows.items():
+        low, high = e.interval("weighted_error_rate")
+        cost = f"{100 * e.weighted_error_rate:.2f}"
+        shown.add_row(name, f"{100 * e.accuracy:.2f}", cost, f"{100 * low:.2f} to {100 * high:.2f}")
+    console.print(shown)
+    for pair in tuned.rows["after"].top_pairs(3):
+        console.print(f"after, {pair}", soft_wrap=True, markup=False, highlight=False)
+    written = save_fine_tuned(tuned, model, out, table, method, settings)
+    checkpoint.unlink(missing_ok=True)
+    _show_files([written])
+
+
 @app.command()
 def tabular(
     out: Annotated[Path, typer.Option("--out", help="The record to write.")] = Path("out/tabular.json"),
@@ -278,7 +329,9 @@ def train(
     data: Annotated[str, typer.Argument(help="A data set's name, a folder of images or a CSV file.")],
     out: OutDir = Path("out/baseline"),
     model: Annotated[str, typer.Option(help="resnet34, resnet9, cnn or mlp.")] = "resnet34",
-    recipe: Annotated[str, typer.Option(help="fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9.")] = "fast",
+    recipe: Annotated[
+        str | None, typer.Option(help="small, fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9; else by the model.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     pretrained: Annotated[str | None, typer.Option(help="Weights to start from: a file, or hub:OWNER/NAME.")] = None,
     seed: int = 0,

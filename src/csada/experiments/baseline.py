@@ -42,7 +42,7 @@ def best_device() -> torch.device:
 def train_baseline(
     splits: Splits,
     model: str = "resnet34",
-    recipe: str = "fast",
+    recipe: str | None = None,
     *,
     seed: int = 0,
     epochs: int | None = None,
@@ -51,8 +51,11 @@ def train_baseline(
 ) -> Baseline:
     """Train by one of RECIPES on the best device there is; `epochs` replaces a one-stage recipe's number of them.
 
+    Without a recipe it is "fast" for the ResNets and "small" for networks without batch norm.
+
     on_epoch(line, total) is told after every epoch, `total` counting those of all stages.
     """
+    recipe = recipe or ("fast" if model.startswith("resnet") else "small")
     if recipe not in RECIPES:
         raise InputError(f"unknown recipe {recipe!r}; known: {', '.join(RECIPES)}")
     stages = RECIPES[recipe]

@@ -33,6 +33,8 @@ RECIPES: dict[str, Recipe] = {
     "fast": (
         Stage(epochs=60, lr=0.2, batch_size=512, momentum=0.9, weight_decay=5e-4, nesterov=True, schedule="one_cycle"),
     ),
+    # networks without batch norm (cnn, mlp), which the rates above would throw off
+    "small": (Stage(epochs=60, lr=0.05, batch_size=64, momentum=0.9, schedule="one_cycle"),),
     # pill images, from ImageNet weights with a new last layer
     "pmi-resnet34": (
         Stage(epochs=10, lr=1e-4, batch_size=32, optimizer="adam", train_only="head"),

@@ -171,6 +171,7 @@ def fit(
         history, diverged = parallel.start(descend, run, settings.devices or 1, on_epoch)
     else:
         history, diverged = descend(run, ranks, on_epoch)
+    run.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # as a saved model comes back
     fitted = Fitted(run.model.eval(), history, chosen)
     if diverged:
         raise Diverged(diverged, fitted)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from csada.attacks import Bounds, Forward, ascend, check_settings
+from csada.attacks import Bounds, Forward, ascend, check_settings, pays_to_shrink
 from csada.costs import CostMatrix
 from csada.errors import InputError
 from csada.models.folded import folded_forward
@@ -164,7 +164,7 @@ class CSADA:
                 self.norm,
                 self.step,
                 self.bounds,
-                shrink=x.is_cpu,
+                shrink=pays_to_shrink(x, self.steps) and (x.is_cpu or not self.static),
             ).adversarial
 
 

@@ -12,7 +12,8 @@ Attacking every sample towards every class is too dear, so Algorithm 3 draws. An
     per_sample   M tasks ~ c~(y_i, z), with replacement     a = (sum_i,z c~(y_i, z) / N) / M      unbiased for l_augmented
     task_mean    the same, averaged over the tasks          a = 1/M      the default: lowest variance, static shapes
 
-The last three differ from the first three in what lambda means: with C balanced classes their penalty is about C times larger.
+Mind lambda: class_mean and task_mean average over what is attacked, so with C balanced classes their penalty is about C times
+that of the others.
 """
 
 from __future__ import annotations

@@ -145,24 +145,30 @@ def seconds_text(seconds: float) -> str:
 def figure(record: dict):
     """Bars of the epoch and the attacks above, the scaling curves below."""
     with plt.rc_context(STYLE):
-        drawn, axes = plt.subplots(2, 5, figsize=(15, 6), layout="constrained")
+        cases = record.get("attacks", {}).get("cases", [])[:3]
+        curves = record.get("scaling", {}).get("axes", {})
+        rows, columns = 1 + bool(curves), max(2 + len(cases), len(curves))
+        drawn, axes = plt.subplots(
+            rows, columns, figsize=(3 * columns + 1, 3 * rows), layout="constrained", squeeze=False
+        )
         if "epoch" in record:
             bars(axes[0, 0], record["epoch"]["ratios"], "epoch over\ncross-entropy epoch")
         if "transcription" in record:
             bars(axes[0, 1], record["transcription"]["speedup"], "times as fast as\nthe transcription")
-        for axis, case in zip(axes[0, 2:], record.get("attacks", {}).get("cases", [])[:3], strict=False):
+        for axis, case in zip(axes[0, 2:], cases, strict=False):
             speeds = {n: v for n, v in case["attacks_per_second"].items() if not n.endswith(", judged")}
             bars(axis, speeds, f"attacks/s, {case['case']},\nbatch {case['batch_size']}, precision {case['precision']}")
-        for axis, (name, points) in zip(axes[1], record.get("scaling", {}).get("axes", {}).items(), strict=False):
+        for axis, (name, points) in zip(axes[-1], curves.items(), strict=False):
             axis.plot([p["value"] for p in points], [p["ratio"] for p in points], "o-", color=BLUE)
             axis.axhline(1, color=GREY, linewidth=0.8)
             axis.set(xlabel=AXES[name], xscale="log", ylim=(0, None))
             axis.set_xticks([p["value"] for p in points], [str(p["value"]) for p in points])
             axis.minorticks_off()
-        highest = max((axis.get_ylim()[1] for axis in axes[1] if axis.has_data()), default=1)
-        for axis in axes[1]:
-            axis.set_ylim(0, highest)  # one scale, so that the curves compare
-        axes[1, 0].set_ylabel("CSADA epoch / cross-entropy epoch")
+        if curves:
+            highest = max(axis.get_ylim()[1] for axis in axes[1] if axis.has_data())
+            for axis in axes[1]:
+                axis.set_ylim(0, highest)  # one scale, so that the curves compare
+            axes[1, 0].set_ylabel("CSADA epoch / cross-entropy epoch")
         for axis in axes.flat:
             axis.set_visible(axis.has_data())
     return drawn

@@ -116,7 +116,8 @@ def test_schedules():
 
 def test_batch_norm_is_frozen_when_fine_tuning_and_learns_under_cross_entropy():
     model, x, y = problem()
-    for method, frozen in (("cross_entropy", False), ("csada", True), ("adjusted_penalty", True)):
+    made = csada.METHODS["cross_entropy"](COSTS)
+    for method, frozen in (("cross_entropy", False), (made, False), ("csada", True), ("adjusted_penalty", True)):
         fitted = csada.fit(model, (x, y), method, COSTS, epochs=1, lr=0.01, batch_size=16)
         assert torch.equal(fitted.model[1].running_mean, model[1].running_mean) == frozen
     thawed = csada.fit(model, (x, y), "csada", COSTS, epochs=1, lr=0.01, batch_size=16, freeze_norm=False)
@@ -222,6 +223,7 @@ def test_killed_at_any_moment_it_continues(tmp_path):
     ("change", "message"),
     [
         ({"costs": csada.CostMatrix.uniform(5)}, "the model scores 4 classes but the costs name 5"),
+        ({"method": csada.METHODS["csada"](csada.CostMatrix.uniform(5)), "costs": None}, "the method's costs name 5"),
         ({"data": (torch.zeros(0, 2, 4, 4), torch.zeros(0, dtype=torch.long))}, "the data is empty"),
         ({"data": (torch.zeros(3, 2, 4, 4), torch.tensor([0, 1, 4]))}, "label 4 is out of range"),
         ({"data": (torch.zeros(3, 2, 4, 4), torch.tensor([0, 1]))}, "3 samples but 2 labels"),

@@ -303,7 +303,7 @@ def _decide(p: Floats, expected: Floats, mean_cost: float, strength: float) -> L
     A trace of the uniform costs always stays, so that among classes that cost the same the likelier wins: under a single
     costly pair all classes but one are expected to cost nothing.
     """
-    strength = min(strength, 1 - 1e-9)
+    strength = min(strength, 1 - 1e-12)
     return np.asarray((strength * expected - (1 - strength) * mean_cost * p).argmin(1))
 
 

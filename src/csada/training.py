@@ -35,6 +35,7 @@ from csada.data.batches import Batches, Data, LoaderBatches, Share, as_part, bat
 from csada.data.splits import Batch, Part
 from csada.errors import Diverged, InputError
 from csada.methods import METHODS, Method
+from csada.methods.cross_entropy import CrossEntropy
 from csada.methods.csada import CSADA, Tasks
 from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, mixes_batch, training_mode
 from csada.parallel import OnEpoch, Ranks
@@ -156,13 +157,15 @@ def fit(
         generator = reseed(settings.seed, -1, data)
         classes = probe(net, data, costs, device, settings.batch_size)
         chosen = make_method(method, costs or CostMatrix.uniform(classes), rest, costs is not None)
+        if len(chosen.costs) != classes:
+            raise InputError(f"the model scores {classes} classes but the method's costs name {len(chosen.costs)}")
 
         def train(member: nn.Module, part: Data) -> nn.Module:
             plain = {k: v for k, v in options.items() if k in names} | {"devices": 1, "num_nodes": 1}
             return fit(member, part, "cross_entropy", chosen.costs, **plain).model
 
         net, data = chosen.prepare(net, data, train=train, generator=generator)
-    frozen = settings.freeze_norm if settings.freeze_norm is not None else method != "cross_entropy"
+    frozen = settings.freeze_norm if settings.freeze_norm is not None else not isinstance(chosen, CrossEntropy)
     run = Run(net.to(device), as_part(data), chosen, settings, frozen, None if checkpoint is None else Path(checkpoint))
     if place != "alone" and not isinstance(run.data, Part):
         kind = type(run.data).__name__

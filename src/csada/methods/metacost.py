@@ -97,4 +97,4 @@ def cheapest(p: Tensor, part: Part, costs: CostMatrix) -> Tensor:
     if part.costs is not None:
         y = part.y.cpu()
         expected = expected + p.gather(1, y[:, None]) * (part.costs.cpu().double() - table[y])
-    return (expected - 1e-9 * float(table.max()) * p).argmin(1)
+    return (expected - 1e-12 * float(table.max()) * p).argmin(1)

@@ -22,7 +22,8 @@ from csada.data.splits import Splits
 from csada.errors import InputError
 from csada.evaluation import evaluate_scores, predict_logits
 from csada.experiments.records import environment, write_json
-from csada.models import RECIPES, create, freeze, head, load_weights, save, unfreeze
+from csada.models import RECIPES, Recipe, create, freeze, head, load_weights, save, unfreeze
+from csada.models.modes import device_of
 from csada.models.zoo import arguments_for
 from csada.training import Epoch, fit
 
@@ -70,27 +71,13 @@ def train_baseline(
         load_weights(net, pretrained, seed=seed)
     net = net.to(device)
     total = sum(stage.epochs for stage in stages)
-    history: list[Epoch] = []
-
-    def told(line: Epoch, _: nn.Module) -> None:
-        if on_epoch is not None:
-            on_epoch(line | {"epoch": len(history) + line["epoch"]}, total)
-
     started = time.perf_counter()
-    for stage in stages:
-        options = dataclasses.asdict(stage)
-        if options.pop("train_only") == "head":
-            freeze(net, except_=head(net))
-        precision = "bf16" if device.type == "cuda" else "32"
-        fitted = fit(net, splits, "cross_entropy", precision=precision, seed=seed, on_epoch=told, **options)
-        net = fitted.model
-        unfreeze(net)
-        history += [line | {"epoch": len(history) + line["epoch"]} for line in fitted.history]
+    net, history = train_stages(net, splits, stages, seed, lambda line: on_epoch(line, total) if on_epoch else None)
     seconds = time.perf_counter() - started
     costs = CostMatrix.uniform(len(splits.classes))
-    counts = {p: evaluate_scores(predict_logits(net, splits, part=p), costs) for p in ("train", "validation", "test")}
-    logits, labels = predict_logits(net, splits, part="train")
-    loss = float(F.cross_entropy(logits, labels))
+    scores = {part: predict_logits(net, splits, part=part) for part in ("train", "validation", "test")}
+    counts = {part: evaluate_scores(s, costs) for part, s in scores.items()}
+    loss = float(F.cross_entropy(*scores["train"]))
     return Baseline(
         net,
         {
@@ -112,6 +99,36 @@ def train_baseline(
             "environment": environment(),
         },
     )
+
+
+def train_stages(
+    net: nn.Module,
+    splits: Splits,
+    stages: Recipe,
+    seed: int,
+    on_epoch: Callable[[Epoch], None],
+    checkpoints: Path | None = None,
+) -> tuple[nn.Module, list[Epoch]]:
+    """The stages of a recipe, one after the other where `net` lies; epochs are counted over all of them.
+
+    checkpoints: a folder in which every stage has its own, so that a finished one is only read.
+    """
+    history: list[Epoch] = []
+    precision = "bf16" if device_of(net).type == "cuda" else "32"
+
+    def told(line: Epoch, _: nn.Module) -> None:
+        on_epoch(line | {"epoch": len(history) + line["epoch"]})
+
+    for i, stage in enumerate(stages):
+        options = dataclasses.asdict(stage) | {"precision": precision, "seed": seed}
+        if options.pop("train_only") == "head":
+            freeze(net, except_=head(net))
+        kept = None if checkpoints is None else checkpoints / f"checkpoint-{i}"
+        fitted = fit(net, splits, "cross_entropy", on_epoch=told, checkpoint=kept, **options)
+        net = fitted.model
+        unfreeze(net)
+        history += [line | {"epoch": len(history) + line["epoch"]} for line in fitted.history]
+    return net, history
 
 
 def save_baseline(baseline: Baseline, splits: Splits, folder: Path) -> Path:

@@ -34,7 +34,7 @@ from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost
 from csada.errors import RunError
 from csada.evaluation import Scores, evaluate, predict_logits
-from csada.experiments.baseline import best_device
+from csada.experiments.baseline import best_device, train_stages
 from csada.experiments.compare import TINY, confusions
 from csada.experiments.records import environment, read_json, write_json
 from csada.experiments.spec import (
@@ -49,7 +49,7 @@ from csada.experiments.spec import (
     stages,
 )
 from csada.experiments.toy import Toy, panels
-from csada.models import arguments_for, create, freeze, head, load_weights, save, unfreeze
+from csada.models import arguments_for, create, load_weights, save
 from csada.models import load as load_model
 from csada.models.modes import borrowed_threads
 from csada.training import Epoch, fit
@@ -345,25 +345,13 @@ Outcome = tuple[Record, dict[str, Scores], list[Epoch]]
 
 def train_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None]) -> Outcome:
     """Its recipe; every stage has its checkpoint, and one that was finished is only read."""
-    config, history = run.config, list[Epoch]()
+    config = run.config
     arguments = arguments_for(config["model"], sample_shape(splits))
     net = create(config["model"], len(splits.classes), seed=config["seed"], **arguments)
     if "pretrained" in config:
         load_weights(net, config["pretrained"], seed=config["seed"])
     net = net.to(device)
-
-    def told(line: Epoch, _: nn.Module) -> None:
-        on_epoch(line | {"epoch": len(history) + line["epoch"]})
-
-    for i, stage in enumerate(stages(config)):
-        options = on_device(asdict(stage) | {"precision": "bf16", "seed": config["seed"]}, device)
-        if options.pop("train_only") == "head":
-            freeze(net, except_=head(net))
-        kept = run.folder / f"checkpoint-{i}"
-        fitted = fit(net, splits, "cross_entropy", on_epoch=told, checkpoint=kept, **options)
-        net = fitted.model
-        unfreeze(net)
-        history += [line | {"epoch": len(history) + line["epoch"]} for line in fitted.history]
+    net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder)
     scores = all_scores(net, splits)
     logits, labels = predict_logits(net, splits, part="train")
     result = confusions(scores, CostMatrix.uniform(len(splits.classes)))

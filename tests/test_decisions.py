@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -27,10 +28,12 @@ from csada.decisions import (
     expected_costs,
     fit_temperature,
     fit_vector_scaling,
+    from_plain,
     frontier,
     prior_ratio,
     reweight_priors,
     threshold_for_budget,
+    to_plain,
 )
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate, evaluate_scores
@@ -388,3 +391,24 @@ def test_under_a_single_costly_pair_certain_samples_keep_their_class():
     p = np.array([[0.9, 0.04, 0.03, 0.03], [0.03, 0.9, 0.04, 0.03], [0.03, 0.04, 0.9, 0.03], [0.03, 0.03, 0.04, 0.9]])
     # the third is called the second likeliest class, since calling it 2 might cost
     assert MinimumExpectedCost(costs)(np.log(p)).tolist() == cheapest(p, costs).tolist() == [0, 1, 1, 3]
+
+
+@pytest.mark.parametrize("referral_cost", [None, 0.25])
+@pytest.mark.parametrize("calibration", ["temperature", "vector"])
+def test_a_rule_goes_through_json_and_decides_the_same(calibration, referral_cost):
+    logits = np.random.default_rng(0).normal(size=(200, 4)) * 2
+    labels = (logits + np.random.default_rng(1).normal(size=logits.shape)).argmax(1)
+    costs = CostMatrix.pareto(4, seed=1)
+    rule = replace(MinimumExpectedCost.calibrated(logits, labels, costs, calibration), priors=(1, 2, 1, 0.5))
+    rule = rule if referral_cost is None else Abstention(rule, referral_cost)
+    back = from_plain(json.loads(json.dumps(to_plain(rule))), costs.classes)
+    np.testing.assert_array_equal(back(logits), rule(logits))
+    assert to_plain(back) == to_plain(rule)
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {"costs": [[0, 1], [1, 0]]}, {"costs": "x", "vector": None, "referral_cost": None}]
+)
+def test_what_is_no_rule_is_refused(broken):
+    with pytest.raises(InputError, match="no decision rule"):
+        from_plain(broken)

@@ -10,7 +10,7 @@ Pure NumPy: the rules also run on stored logits. A torch tensor goes in and a to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -365,6 +365,32 @@ class Abstention:
     def __call__(self, logits: Any) -> Any:
         predicted, expected = _decisions(self.rule, logits)
         return _like(np.where(expected > self.referral_cost, REFER, predicted), logits)
+
+
+def to_plain(rule: MinimumExpectedCost | Abstention) -> dict[str, Any]:
+    """The rule as values that JSON can hold, beside a model; `from_plain` gives it back."""
+    inner = rule.rule if isinstance(rule, Abstention) else rule
+    if not isinstance(inner.costs, CostMatrix):
+        raise InputError("a rule with costs for each sample cannot be kept; only one with a cost matrix")
+    return {
+        "costs": inner.costs.values.tolist(),
+        "temperature": inner.temperature,
+        "vector": None if inner.vector is None else inner.vector._asdict(),
+        "priors": None if inner.priors is None else list(inner.priors),
+        "strength": inner.strength,
+        "referral_cost": rule.referral_cost if isinstance(rule, Abstention) else None,
+    }
+
+
+def from_plain(table: Mapping[str, Any], classes: Sequence[str] | None = None) -> MinimumExpectedCost | Abstention:
+    try:
+        values = dict(table)
+        referral_cost, costs, vector = values.pop("referral_cost"), values.pop("costs"), values.pop("vector")
+        scaling = None if vector is None else VectorScaling(*(tuple(vector[key]) for key in VectorScaling._fields))
+        rule = MinimumExpectedCost(CostMatrix(costs, classes), vector=scaling, **values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"this is no decision rule: {error}") from None
+    return rule if referral_cost is None else Abstention(rule, referral_cost)
 
 
 def _decisions(rule: MinimumExpectedCost, logits: Any) -> tuple[Labels, Floats]:

@@ -1,7 +1,8 @@
 """A trained model as a folder: model.safetensors (the weights) and model.json (what else it takes to use it).
 
-model.json holds the architecture, its arguments, the class names in the order of the logits, the normalisation of the
-inputs, free metadata, and the hash of the weights, so that a damaged or half-copied folder is noticed.
+model.json holds the architecture, its arguments, the class names in the order of the logits, what an input looks like and
+how it is normalised, how scores become decisions, free metadata, and the hash of the weights, so that a damaged or
+half-copied folder is noticed.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from csada.models.zoo import MODELS, Factory, call, create
 
 CONFIG = "model.json"
 FORMAT = 1
-KEYS = ("architecture", "arguments", "classes", "normalization", "metadata")
+KEYS = ("architecture", "arguments", "classes", "normalization", "input", "decision", "metadata")
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, config: Mapping[str, Any]) -> Path:
     """Write the folder `path`; `load` gives the model back. An older bundle there is replaced, other files stay.
 
     config: `architecture` (a name of MODELS or `package.module:factory`) and `classes` (their names) are needed;
-    `arguments` (what the architecture was created with), `normalization` and `metadata` are plain values.
+    `arguments` (what the architecture was created with), `normalization`, `input` (shape and dtype of a sample as it
+    is stored, and the columns of a table), `decision` (decisions.to_plain) and `metadata` are plain values.
     """
     path = Path(path)
     _check(config, "config")
@@ -62,7 +64,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, config: Mapping[str,
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What was saved beside the weights: architecture, arguments, classes, normalization, metadata."""
+    """What was saved beside the weights: the keys of KEYS, those that were not given as None or empty."""
     return _read(Path(path))[0]
 
 
@@ -114,7 +116,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Any]:
         raise InputError(f"{file} is not of format {FORMAT}, the one this version of csada reads")
     digest = config.pop("sha256", None)
     _check(config, str(file))
-    return {"arguments": {}, "normalization": None, "metadata": {}, **config}, digest
+    nothing = {"arguments": {}, "normalization": None, "input": None, "decision": None, "metadata": {}}
+    return {**nothing, **config}, digest
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:

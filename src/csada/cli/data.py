@@ -1,0 +1,69 @@
+"""Data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from csada.cli.common import DataDir, DataSet, Scale, SkipBad, app, console, progress, show_files
+from csada.errors import InputError
+
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: show what they hold, download public ones.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("show")
+def data_show(
+    data: DataSet,
+    data_dir: DataDir = None,
+    scale: Scale = 1.0,
+    skip_bad: SkipBad = False,
+    figure: Annotated[Path | None, typer.Option(help="Also draw one image of each class into this file.")] = None,
+) -> None:
+    """What a data set holds: parts, classes, samples a class.
+
+    Example: csada data show pills --scale 0.05 --figure out/pills.png
+    """
+    import numpy as np
+
+    from csada.data import load
+    from csada.report.examples import examples_figure
+    from csada.report.style import save
+
+    with progress("decoding") as update:
+        splits = load(data, data_dir, scale, on_progress=update, **({"skip_bad": True} if skip_bad else {}))
+    table = Table("class", "train", "validation", "test", title=splits.name)
+    parts = (splits.train, splits.validation, splits.test)
+    counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)) for part in parts]
+    for name, *numbers in zip(splits.classes, *counts, strict=True):
+        table.add_row(name, *map(str, numbers))
+    table.add_section()
+    table.add_row("all", *(f"{len(part):,}" for part in parts))
+    console.print(table)
+    for name in splits.skipped:
+        console.print(f"left out: {name}", soft_wrap=True, markup=False, highlight=False)
+    if figure is not None:
+        if splits.train.x.ndim != 4:
+            raise InputError(f"{splits.name} holds no images to draw")
+        first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(splits.classes))]
+        images = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
+        show_files(save(examples_figure(images, splits.classes, columns=5), figure, (figure.suffix[1:] or "png",)))
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="mnist or cifar10.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Where to put it; else $CSADA_DATA or the cache.")] = None,
+) -> None:
+    """Download a public data set: resumed where it broke off, checked, and only then in its place.
+
+    Example: csada data fetch mnist
+    """
+    from csada.data.fetch import fetch
+
+    with progress("downloading") as update:
+        where = fetch(name, data_dir, on_progress=update)
+    console.print(f"{name} is in {where}", soft_wrap=True)

@@ -116,7 +116,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Any]:
         raise InputError(f"{file} is not of format {FORMAT}, the one this version of csada reads")
     digest = config.pop("sha256", None)
     _check(config, str(file))
-    nothing = {"arguments": {}, "normalization": None, "input": None, "decision": None, "metadata": {}}
+    nothing: dict[str, Any] = {"arguments": {}, "normalization": None, "input": None, "decision": None, "metadata": {}}
     return {**nothing, **config}, digest
 
 

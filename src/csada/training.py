@@ -46,6 +46,7 @@ Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and w
 log = logging.getLogger("csada")
 
 CHECK_EVERY = 50  # steps between two looks at the loss on a GPU, where a look waits for the device
+CHECKPOINT_EVERY = 20  # times what the last one took: checkpoints may take a twentieth of the time
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,9 @@ def fit(
     """Train a copy of `model` where it lies; yours stays as it is.
 
     data: Splits (its train part), (x, y), a Dataset or a DataLoader. Options are those of `Settings` (epochs, lr,
-    batch_size, seed, optimizer, ...); all others go to the method. checkpoint: a file, written after every epoch; where it
-    exists, the run goes on from it. on_epoch(line, model) is called after every epoch; what it returns joins the history.
+    batch_size, seed, optimizer, ...); all others go to the method. checkpoint: a file, written after every epoch, or more
+    seldom where that would take a twentieth of the time; where it exists, the run goes on from it. on_epoch(line, model) is
+    called after every epoch; what it returns joins the history.
 
     devices=N trains on N processes, on the first N GPUs if the model lies on one, else on the CPU: each works on its share
     of every batch, for the same update. `fit` starts them itself, and the model comes back to the caller; they read the
@@ -201,6 +203,7 @@ def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[li
         loop = Loop(run.model, run.method, settings, ranks.device, ranks=ranks)
         history = resume(run, loop)
         good = snapshot(loop.model)
+        saved, price = -math.inf, 0.0  # when the last checkpoint was written, and how long that took
         for epoch in range(len(history), settings.epochs):
             generator = reseed(settings.seed, epoch, run.data)
             training_mode(loop.model, freeze_norm=run.freeze_norm)
@@ -218,8 +221,12 @@ def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[li
                 line |= on_epoch(line, loop.model) or {}
             history.append(ranks.same(line))
             good = snapshot(loop.model)
-            if run.checkpoint is not None and ranks.rank == 0:
+            begin = time.perf_counter()
+            due = epoch + 1 == settings.epochs or begin - saved >= CHECKPOINT_EVERY * price
+            if run.checkpoint is not None and ranks.rank == 0 and due:
                 save_checkpoint(run, loop, history)
+                saved = time.perf_counter()
+                price = saved - begin
     return history, None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import zipfile
@@ -22,11 +21,11 @@ from uuid import uuid4
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from csada.data.fetch import Progress, user_cache
 from csada.errors import InputError, RunError
+from csada.pixels import square
 
 VERSION = 1  # raised when the pixels or the layout of the files change
 CHUNK = 256  # images decoded between two writes
@@ -78,16 +77,6 @@ def decode(
     if found is None:
         raise RunError(f"the cache written to {folder} cannot be read back; set CSADA_CACHE to another folder")
     return found
-
-
-def square(encoded: bytes, size: int) -> NDArray[np.uint8]:
-    """[3, size, size]: the centre of the image, resized."""
-    with Image.open(io.BytesIO(encoded)) as image:
-        rgb = image.convert("RGB")
-    side = min(rgb.size)
-    left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
-    rgb = rgb.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BILINEAR)
-    return np.ascontiguousarray(np.asarray(rgb).transpose(2, 0, 1))
 
 
 def _read(folder: Path, key: str) -> Decoded | None:

@@ -304,7 +304,8 @@ def failure_table(record: Record) -> list[Table]:
             tuple(rows),
             (
                 f"{record.setting()} Each pair is an experiment of its own, in which only this mistake costs anything; "
-                "after the comma: the change of the mean against the baseline's, in percent of it.",
+                "after the comma: the change of the mean against the baseline's, in percent of it. "
+                f"From {_count({run.baseline for run in record.runs}, 'trained baseline')}.",
                 paper.FAILURE,
                 f"{RULE} {ONE_PAIR}",
             ),

@@ -135,7 +135,7 @@ def _run(run: Mapping[str, Any], classes: tuple[str, ...]) -> Run:
     return Run(
         config["method"],
         config["seed"],
-        config["baseline"],
+        f"{config['baseline']} {result['baseline']['test']}",  # trained on two GPUs, one recipe gives two models
         float(options.get("weight", np.nan)),
         json.dumps(options, sort_keys=True),
         config["data"],

@@ -1,0 +1,123 @@
+"""A model in use: as a file for another machine, and on new inputs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from csada.cli.common import AsJson, app, console, errors, progress, show_files
+from csada.errors import InputError, RunError
+
+FORMATS = ("csv", "jsonl")
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="A folder written by `csada train` or `csada fit`.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; model.onnx in that folder unless told.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--input", metavar="uint8|float32", help="What the file takes; as stored unless told.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One ONNX file that takes raw pixels or rows and decides by cost, on any machine with onnxruntime.
+
+    Example: csada export out/fitted --out pills.onnx
+    """
+    from csada.shipping.export import export as write
+
+    file = model / "model.onnx" if out is None else out
+    about = write(model, file, dtype)
+    if as_json:
+        typer.echo(json.dumps({"file": str(file)} | about))
+        return
+    shape = " x ".join(map(str, ("N", *about["input"]["shape"])))
+    console.print(
+        f"{len(about['classes'])} classes, input {shape} {about['input']['dtype']}, {about['bytes'] / 1e3:,.0f} kB; "
+        f"onnxruntime and PyTorch agree to {about['difference']:.1g}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    show_files([file])
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A folder of `csada train` or `csada fit`, or an exported .onnx file.")],
+    inputs: Annotated[list[Path], typer.Argument(help="Images, folders of images, or one CSV file of rows.")],
+    form: Annotated[str, typer.Option("--format", metavar="csv|jsonl", help="How the rows are written.")] = "csv",
+    out: Annotated[Path | None, typer.Option(help="The file to write; else the rows are printed.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also what each class would be expected to cost.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples decided at once.")] = 64,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="A GPU where there is one.")] = None,
+) -> None:
+    """Decide new inputs: class, probability, expected cost, and whether to refer the case to a person.
+
+    Example: csada predict out/fitted photos/ --out decisions.csv
+    """
+    if form not in FORMATS:
+        raise InputError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
+    if out is not None and out.is_dir():
+        raise InputError(f"{out} is a folder; name the file to write, such as {out / f'decisions.{form}'}")
+    from csada.shipping.predict import files, open_model
+    from csada.shipping.predict import predict as rows_of
+
+    opened = open_model(model, device)
+    rows = rows_of(opened, inputs, batch_size, every)
+    name, *_ = columns = opened.columns(every)
+    total = 0 if out is None or opened.takes_rows else sum(1 for _ in files(inputs))
+    done = failed = 0
+    with _output(out) as stream, progress("predicting") if total else nullcontext() as update:
+        table = csv.DictWriter(stream, columns, lineterminator="\n")
+        if form == "csv":
+            table.writeheader()
+        for row in rows:
+            if "error" in row:
+                failed += 1
+                where = f"row {row[name]}" if opened.takes_rows else row[name]
+                errors.print(f"csada: {where}: {row['error']}", markup=False, soft_wrap=True, highlight=False)
+            if form == "csv":
+                table.writerow(row)
+            else:
+                stream.write(json.dumps(row) + "\n")
+            done += 1
+            if done % batch_size == 0:
+                stream.flush()
+            if update is not None:
+                update(done, total)
+        if done == failed:
+            where = ", ".join(map(str, inputs))
+            raise InputError(f"nothing in {where} can be read" if done else f"{where} holds nothing to predict")
+    if out is not None:
+        show_files([out])
+    if failed:
+        raise RunError(f"{failed} of {done} inputs could not be read; their rows say why")
+
+
+@contextmanager
+def _output(path: Path | None) -> Iterator[IO[str]]:
+    """The standard output, or a file that gets its name when all is written. Names that are no UTF-8 pass unchanged."""
+    temporary = None if path is None else path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        target, own = temporary or sys.stdout.fileno(), temporary is not None
+        with open(target, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=own) as stream:
+            yield stream
+        if path is not None and temporary is not None:
+            os.replace(temporary, path)
+    except BrokenPipeError:
+        raise  # the reader has seen enough
+    except OSError as error:
+        raise RunError(f"{path or 'the output'} cannot be written: {error.strerror}") from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

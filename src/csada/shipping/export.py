@@ -1,0 +1,123 @@
+"""A bundle as one ONNX file: weights, normalisation and decision rule in the graph, everything else in its metadata.
+
+The file runs wherever onnxruntime does, without csada and without PyTorch, and says itself what it takes and returns.
+It gets its name only after onnxruntime has decided as PyTorch does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import csada
+from csada.errors import InputError, RunError
+from csada.shipping.graph import DTYPES, Deployed, load
+from csada.shipping.predict import FORMAT, METADATA
+
+OPSET = 20  # onnxruntime 1.17 and later
+OUTPUTS = ("class", "probability", "expected_cost", "refer")
+AGREES = 1e-4  # probabilities, and expected costs in units of the dearest mistake
+TIES = 1e-5  # two classes whose scores differ by less may change places
+
+
+def export(folder: str | os.PathLike[str], path: str | os.PathLike[str], dtype: str | None = None) -> dict[str, Any]:
+    """Write the bundle in `folder` to the file `path`, and return what it says of itself, with its size and its error.
+
+    dtype: of the samples that the file takes, uint8 or float32 in the same units; the bundle's own unless told.
+    """
+    try:
+        import onnx_ir.passes.common as passes
+        import onnxruntime
+        import onnxscript  # noqa: F401 - what PyTorch's exporter needs
+    except ImportError as error:
+        raise InputError(f"export needs {error.name}: pip install 'csada[onnx]'") from None
+    deployed = load(folder)
+    config, path = deployed.config, Path(path)
+    dtype = dtype or config["input"]["dtype"]
+    if dtype not in DTYPES:
+        raise InputError(f"unknown input {dtype!r}; known: {', '.join(DTYPES)}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the file to write, such as {path / 'model.onnx'}")
+    about = {
+        "format": FORMAT,
+        "csada": csada.__version__,
+        "classes": config["classes"],
+        "input": config["input"] | {"dtype": dtype},
+        "decision": config["decision"],
+        "card": {"architecture": config["architecture"], **(config["metadata"] or {})},
+    }
+    with _quiet():
+        program = torch.onnx.export(
+            deployed,
+            (samples(deployed, 2, dtype),),
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=["input"],
+            output_names=OUTPUTS,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
+    assert program is not None
+    passes.ClearMetadataAndDocStringPass()(program.model)  # it names files of the machine that exported
+    program.model.metadata_props[METADATA] = json.dumps(about)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        program.save(temporary, external_data=False)
+        session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
+        difference = max(compare(session, deployed, samples(deployed, n, dtype, seed=n)) for n in (1, 5))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror or error}; what was there before is kept") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return about | {"bytes": path.stat().st_size, "difference": difference}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's talk about packages that are absent and functions that it should not use."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def samples(deployed: Deployed, n: int, dtype: str, seed: int = 0) -> torch.Tensor:
+    """Random samples [n, ...] that look, to the normalisation, like those of training."""
+    noise = torch.randn((n, *deployed.config["input"]["shape"]), generator=torch.Generator().manual_seed(seed))
+    x = (noise - deployed.offset) / deployed.factor
+    return x.round().clamp(0, 255).to(torch.uint8) if dtype == "uint8" else x
+
+
+def compare(session: Any, deployed: Deployed, x: torch.Tensor) -> float:
+    """The largest difference between the file and PyTorch; a RunError where the file would decide otherwise."""
+    with torch.inference_mode():
+        scores = deployed.judge(x)[2].numpy()
+        chosen, p, expected, refer = (value.numpy() for value in deployed(x))
+    found = dict(zip(OUTPUTS, session.run(list(OUTPUTS), {"input": x.numpy()}), strict=True))
+    unit, rows = max(1.0, float(deployed.costs.max())), np.arange(len(x))
+    costs = np.abs(found["expected_cost"] - expected) / unit
+    same = found["class"] == chosen
+    difference = float(np.maximum(np.abs(found["probability"] - p)[same].max(initial=0), costs.max()))  # NaN stays NaN
+    tied = np.abs(scores[rows, found["class"]] - scores[rows, chosen]) < TIES * unit
+    close = np.abs(expected[rows, chosen] - deployed.referral_cost) < AGREES * unit
+    if not (difference < AGREES and (same | tied).all() and ((found["refer"] == refer) | close | ~same).all()):
+        raise RunError(
+            f"the exported model does not decide as PyTorch does (largest difference {difference:.2g}); nothing was written"
+        )
+    return difference

@@ -1,0 +1,237 @@
+"""Decisions on new inputs, batch by batch: a folder may hold more images than there is memory.
+
+A model is a bundle or an exported ONNX file. For the latter nothing here needs PyTorch: onnxruntime, NumPy and Pillow do.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import UnidentifiedImageError
+
+from csada.errors import InputError
+from csada.pixels import MODES, SUFFIXES, square
+
+METADATA, FORMAT = "csada", 1  # of an exported file: where its own description lies, and which one this version reads
+DEVICES = ("cpu", "cuda")
+
+Array = NDArray[Any]
+Row = dict[str, Any]
+Source = Iterator[tuple[str | int, Callable[[], Array]]]  # a sample's name, and how it is read
+
+
+@dataclass(frozen=True)
+class Model:
+    """`decide`: samples [N, ...] as stored -> class [N], its probability [N], expected costs [N, K], refer [N]."""
+
+    classes: tuple[str, ...]
+    input: Mapping[str, Any]
+    decide: Callable[[Array], Sequence[Array]]
+
+    @property
+    def takes_rows(self) -> bool:
+        return len(self.input["shape"]) == 1
+
+    def columns(self, every: bool = False) -> list[str]:
+        """What `predict` says of a sample, in this order; `error` instead of the others where it cannot be read."""
+        costs = [f"expected_cost_{name}" for name in self.classes] if every else []
+        return ["row" if self.takes_rows else "file", "class", "probability", "expected_cost", "refer", *costs, "error"]
+
+
+def open_model(path: str | os.PathLike[str], device: str | None = None) -> Model:
+    """A bundle's folder or an exported file; on the GPU where there is one, unless told."""
+    if device not in (None, *DEVICES):
+        raise InputError(f"unknown device {device!r}; known: {', '.join(DEVICES)}")
+    path = Path(path)
+    if not os.path.exists(path):
+        raise InputError(f"{path} does not exist; give a folder written by csada fit or a file written by csada export")
+    return _bundle(path, device) if path.is_dir() else _onnx(path, device)
+
+
+def _bundle(path: Path, device: str | None) -> Model:
+    import torch
+
+    from csada.shipping.graph import load
+
+    deployed = load(path)
+    where = _available(device, torch.cuda.is_available())
+    deployed.to(where)
+
+    def decide(x: Array) -> Sequence[Array]:
+        with torch.inference_mode():
+            return [value.cpu().numpy() for value in deployed(torch.from_numpy(x).to(where))]
+
+    return Model(tuple(map(str, deployed.config["classes"])), deployed.config["input"], decide)
+
+
+def _onnx(path: Path, device: str | None) -> Model:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise InputError(f"{path} needs onnxruntime: pip install 'csada[onnx]'") from None
+    where = _available(device, "CUDAExecutionProvider" in onnxruntime.get_available_providers())
+    providers = ["CUDAExecutionProvider"] * (where == "cuda") + ["CPUExecutionProvider"]
+    try:
+        session = onnxruntime.InferenceSession(path, providers=providers)
+    except Exception as error:  # onnxruntime's exceptions share no other base
+        raise InputError(f"{path} is no ONNX file that onnxruntime can open: {str(error).splitlines()[0]}") from None
+    try:
+        about = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])
+        found = about["format"]
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{path} was not written by csada: it does not describe itself; use csada export") from None
+    if found != FORMAT:
+        raise InputError(f"{path} is of format {found}, this csada ({FORMAT}) reads another; export the model again")
+    return Model(
+        tuple(map(str, about["classes"])),
+        about["input"],
+        lambda x: session.run(["class", "probability", "expected_cost", "refer"], {"input": x}),
+    )
+
+
+def _available(device: str | None, gpu: bool) -> str:
+    if device == "cuda" and not gpu:
+        raise InputError("no GPU is to be found; leave out --device, or set it to cpu")
+    return device or ("cuda" if gpu else "cpu")
+
+
+def predict(
+    model: Model, inputs: Sequence[str | os.PathLike[str]], batch_size: int = 64, every: bool = False
+) -> Iterator[Row]:
+    """A row for every image in `inputs` (files, and folders of them), or for every row of a CSV file, in order.
+
+    A sample that cannot be read becomes a row with its name and an `error`. every: also the expected cost of each class.
+    """
+    paths = [Path(path) for path in inputs]
+    for path in paths:
+        if not os.path.exists(path):
+            raise InputError(f"{path} does not exist; give {'a CSV file' if model.takes_rows else 'images or folders'}")
+    source = _table(paths, model.input) if model.takes_rows else _images(paths, model.input)
+    return _predict(model, source, batch_size, every)
+
+
+def _predict(model: Model, source: Source, batch_size: int, every: bool) -> Iterator[Row]:
+    name, *fields = model.columns(every)[:-1]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
+        while chunk := list(islice(source, batch_size)):
+            samples = list(pool.map(_read, (read for _, read in chunk)))
+            good = [x for x in samples if not isinstance(x, str)]
+            x = np.array(good, dtype=model.input["dtype"])
+            decided = zip(*model.decide(x), strict=True) if good else iter(())
+            for (which, _), sample in zip(chunk, samples, strict=True):
+                if isinstance(sample, str):
+                    yield {name: which, "error": sample}
+                    continue
+                k, p, costs, refer = next(decided)
+                if not (math.isfinite(p) and np.isfinite(costs).all()):
+                    yield {name: which, "error": "the model's scores are no numbers; check its weights and this input"}
+                    continue
+                numbers = [p, costs[k], *(costs if every else ())]
+                p, cost, *costs = (float(f"{number:.6g}") for number in numbers)
+                yield {name: which, **dict(zip(fields, [model.classes[k], p, cost, bool(refer), *costs], strict=True))}
+
+
+def _read(read: Callable[[], Array]) -> Array | str:
+    """The sample, or why there is none."""
+    try:
+        return read()
+    except MemoryError:
+        raise
+    except UnidentifiedImageError:
+        return "not an image that Pillow knows"
+    except Exception as error:  # a broken image makes Pillow raise almost anything
+        return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def files(paths: Sequence[Path]) -> Iterator[Path]:
+    """The files as they are given, and the images in the folders and the folders in them, sorted; hidden ones not."""
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        try:
+            entries = [(e, e.is_dir()) for e in sorted(path.iterdir()) if not e.name.startswith(".")]
+        except OSError:
+            yield path  # it becomes a row with an error, as any file that cannot be read
+            continue
+        for entry, folder in entries:
+            if folder:
+                if not path.resolve().is_relative_to(entry.resolve()):  # a link back would never end
+                    yield from files([entry])
+            elif entry.suffix.lower() in SUFFIXES:
+                yield entry
+
+
+def _images(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:
+    channels, height, width = given["shape"]
+    if channels not in MODES or height != width:
+        raise InputError(
+            f"the model takes samples of {channels} x {height} x {width}; images are read as squares, grey or RGB"
+        )
+    return ((str(path), partial(_pixels, path, width, channels)) for path in files(paths))
+
+
+def _pixels(path: Path, size: int, channels: int) -> Array:
+    return square(path.read_bytes(), size, channels)
+
+
+def _table(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:
+    if len(paths) > 1:
+        raise InputError(f"the model takes rows of numbers: give one CSV file, not {len(paths)} inputs")
+    lines = _lines(paths[0])
+    _, header = next(lines, (0, []))
+    features, columns = given["shape"][0], given.get("columns")
+    if columns is None:  # by their place; a last one more is the label, as in training
+        columns = header[:features] if len(header) in (features, features + 1) else None
+        if columns is None:
+            raise InputError(f"{paths[0]} has {len(header)} columns; the model takes {features} features")
+    for name in columns:
+        if header.count(name) != 1:
+            found = "no column" if name not in header else "several columns"
+            raise InputError(f"{paths[0]} has {found} {name!r}; the model takes {', '.join(columns)}")
+    places = {name: header.index(name) for name in columns}
+    return (
+        (number, partial(_numbers, line, row, places, len(header))) for number, (line, row) in enumerate(lines, start=1)
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not empty, with the number of their line."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            yield from ((reader.line_num, [cell.strip() for cell in row]) for row in reader if row)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8") from None
+    except csv.Error as error:
+        raise InputError(f"{path} is not a CSV file: {error}") from None
+
+
+def _numbers(line: int, row: Sequence[str], places: Mapping[str, int], width: int) -> Array:
+    if len(row) != width:
+        raise ValueError(f"line {line} has {len(row)} values; the header has {width} columns")
+    return np.array([_number(line, name, row[place]) for name, place in places.items()])
+
+
+def _number(line: int, column: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not abs(value) <= np.finfo(np.float32).max:
+        raise ValueError(f"line {line}, column {column!r}: {text!r} is not a finite number")
+    return value

@@ -1,0 +1,533 @@
+"""A model that leaves the house: the deployed rule, the ONNX file, and predictions on files, as a user starts them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+from torch import nn
+
+import csada
+from csada.costs import CostMatrix
+from csada.data import cache
+from csada.decisions import Abstention, MinimumExpectedCost, VectorScaling, to_plain
+from csada.errors import InputError, RunError
+from csada.evaluation import predict_logits
+from csada.models import create, read_config, save
+from csada.pixels import square
+from csada.shipping.graph import Deployed, load
+from csada.shipping.predict import open_model, predict
+
+try:
+    import onnx
+    import onnxruntime
+    import onnxscript  # noqa: F401
+except ImportError:
+    onnx = None
+needs_onnx = pytest.mark.skipif(onnx is None, reason="the extra [onnx] is not installed")
+
+ENV = os.environ | {"OMP_NUM_THREADS": "1"}
+DIGITS = CostMatrix.pareto(10, seed=0)
+RULES = {
+    "argmax": None,
+    "rule": MinimumExpectedCost(DIGITS, 1.3, strength=0.7),
+    "everything": Abstention(
+        MinimumExpectedCost(
+            DIGITS,
+            0.8,
+            VectorScaling(tuple(np.linspace(0.8, 1.2, 10)), tuple(np.linspace(-0.3, 0.3, 10))),
+            (0.0, *np.linspace(0.5, 2, 9)),
+            0.9,
+        ),
+        0.05,
+    ),
+}
+
+
+def run(*arguments, **kw):
+    command = [sys.executable, "-m", "csada", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENV, **kw)
+
+
+def table(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def bundle(folder, model, architecture, arguments, shape, classes=10, rule=None, normalization=None, **given):
+    names = [str(k) for k in range(classes)] if isinstance(classes, int) else classes
+    config = {
+        "architecture": architecture,
+        "arguments": arguments,
+        "classes": names,
+        "normalization": normalization and dataclasses.asdict(normalization),
+        "input": {"shape": list(shape), "dtype": "uint8"} | given,
+        "decision": rule and to_plain(rule),
+        "metadata": {"method": "csada"},
+    }
+    return save(model, folder, config=config)
+
+
+def assert_same_rows(left, right):
+    assert len(left) == len(right) > 0
+    for a, b in zip(left, right, strict=True):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            if isinstance(value, float):
+                assert b[key] == pytest.approx(value, abs=1e-4, rel=1e-5), key
+            else:
+                assert b[key] == value, key
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return csada.data.load("digits")
+
+
+@pytest.fixture(scope="module")
+def cnn(digits):
+    model = create("cnn", 10, channels=1, size=8)
+    return csada.fit(model, digits, "cross_entropy", epochs=4, lr=0.05, momentum=0.9, batch_size=64).model
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory, digits, cnn):
+    root = tmp_path_factory.mktemp("bundles")
+    arguments = {"channels": 1, "size": 8}
+    for name, rule in RULES.items():
+        bundle(root / name, cnn, "cnn", arguments, (1, 8, 8), rule=rule, normalization=digits.train.normalization)
+    return root
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory, digits):
+    """The first 40 test digits as image files, in folders; their names sort in the order of the data."""
+    root = tmp_path_factory.mktemp("images")
+    for i in range(40):
+        (root / f"{i // 20}").mkdir(exist_ok=True)
+        Image.fromarray(digits.test.x[i, 0].numpy()).save(root / f"{i // 20}" / f"{i:02d}.png")
+    (root / "notes.txt").write_text("not an image")
+    return root
+
+
+@pytest.fixture(scope="module")
+def exported(bundles):
+    """The ONNX files of all bundles, written as a user does, the last one for float32 inputs."""
+    if onnx is None:
+        pytest.skip("the extra [onnx] is not installed")
+    from csada.shipping.export import export
+
+    for name in RULES:
+        export(bundles / name, bundles / f"{name}.onnx")
+    export(bundles / "everything", bundles / "float32.onnx", "float32")
+    return bundles
+
+
+@pytest.fixture(scope="module")
+def model(bundles, request):
+    """What starts fastest: the exported file, and the bundle where onnx is absent."""
+    return bundles / "rule" if onnx is None else request.getfixturevalue("exported") / "rule.onnx"
+
+
+# the rule inside the graph
+
+
+def deployed(rule, classes):
+    """Logits in, decisions out: a graph around no model at all."""
+    names = [str(k) for k in range(classes)]
+    given = {"shape": [classes], "dtype": "float32"}
+    return Deployed(
+        nn.Identity(), {"classes": names, "normalization": None, "input": given, "decision": rule and to_plain(rule)}
+    )
+
+
+@st.composite
+def rules(draw):
+    k = draw(st.integers(2, 5))
+    costs = draw(arrays(float, (k, k), elements=st.sampled_from([0.0, 0.1, 1.0, 2.5, 7.0, 1000.0])))
+    np.fill_diagonal(costs, 0)
+    numbers = lambda low, high: st.lists(st.floats(low, high), min_size=k, max_size=k)  # noqa: E731
+    vector = draw(st.none() | st.builds(VectorScaling, numbers(0.5, 2), numbers(-2, 2)))
+    priors = draw(st.none() | numbers(0.1, 5))
+    strength = draw(st.sampled_from([0.0, 0.3, 0.99, 1.0]))
+    rule = MinimumExpectedCost(CostMatrix(costs), draw(st.floats(0.3, 3)), vector, priors, strength)
+    logits = draw(arrays(np.float32, (draw(st.integers(1, 6)), k), elements=st.floats(-40, 40, width=32)))
+    return rule, draw(st.none() | st.floats(0, 3)), logits
+
+
+@settings(deadline=None, max_examples=200)
+@given(rules())
+def test_the_graph_decides_as_the_rule_does(case):
+    rule, referral_cost, logits = case
+    whole = rule if referral_cost is None else Abstention(rule, referral_cost)
+    chosen, p, expected, refer = (v.numpy() for v in deployed(whole, rule.classes)(torch.from_numpy(logits)))
+    rows, unit = np.arange(len(logits)), max(1.0, rule.costs.values.max())
+    np.testing.assert_allclose(p, rule.probabilities(logits)[rows, chosen], atol=1e-5)
+    np.testing.assert_allclose(expected, rule.expected_costs(logits), atol=1e-5 * unit)
+    by_rule = rule(logits)
+    if referral_cost is not None:
+        sure = np.abs(rule.expected_costs(logits)[rows, chosen] - referral_cost) > 1e-5 * unit
+        assert np.array_equal((whole(logits) == -1)[sure & (chosen == by_rule)], refer[sure & (chosen == by_rule)])
+    else:
+        assert not refer.any()
+    mean = rule.costs.values.sum() / (rule.costs.values.size - rule.classes) or 1.0
+    strength = min(rule.strength, 1 - 1e-12)
+    merit, doubt = strength * rule.expected_costs(logits), (1 - strength) * mean * rule.probabilities(logits)
+    for i in np.flatnonzero(chosen != by_rule):  # only where float32 cannot tell the two apart
+        a, b = chosen[i], by_rule[i]
+        gap = (merit[i, a] - doubt[i, a]) - (merit[i, b] - doubt[i, b])
+        assert abs(gap) <= 2e-5 * (merit[i, a] + merit[i, b] + doubt[i, a] + doubt[i, b]) + 1e-35 * unit
+
+
+def test_among_classes_that_cost_the_same_the_likelier_wins_in_float32_too():
+    groups = np.repeat(np.arange(4), 5)  # a mistake within a group of five is free, between groups it costs 3
+    rule = MinimumExpectedCost(CostMatrix(3.0 * (groups[:, None] != groups)))
+    logits = np.random.default_rng(0).normal(0, 2, (2000, 20)).astype(np.float32)
+    assert np.array_equal(deployed(rule, 20)(torch.from_numpy(logits))[0].numpy(), rule(logits))
+    pair = MinimumExpectedCost(CostMatrix.single_pair(20, 3, 7))  # all classes but one are expected to cost nothing
+    logits[:50, 7] += 40  # so sure of the one that the cost of being wrong is a rounding error
+    assert (pair(logits)[:50] == 7).sum() > 25
+    assert np.array_equal(deployed(pair, 20)(torch.from_numpy(logits))[0].numpy(), pair(logits))
+
+
+def test_a_bundle_without_a_rule_takes_the_most_probable_class(bundles, digits, cnn):
+    logits = predict_logits(cnn, digits).logits
+    chosen, p, expected, refer = load(bundles / "argmax")(digits.test.x)
+    assert torch.equal(chosen, logits.argmax(1)) and not refer.any()
+    torch.testing.assert_close(p, logits.softmax(1).amax(1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(expected, 1 - logits.softmax(1), atol=1e-5, rtol=0)
+
+
+# pixels
+
+
+def test_predict_sees_the_pixels_that_training_sees(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (31, 47, 4), dtype=np.uint8)
+    for mode, name in [("RGB", "a.jpg"), ("RGBA", "a.png"), ("L", "b.png"), ("P", "a.gif"), ("CMYK", "b.jpg")]:
+        picture = Image.fromarray(noise).convert("RGB").convert(mode)
+        exif = picture.getexif()
+        exif[0x0112] = 6  # a camera held upright: the loader does not turn it, so predict must not
+        picture.save(tmp_path / name, exif=exif)
+        encoded = (tmp_path / name).read_bytes()
+        assert np.array_equal(square(encoded, 20), cache.square(encoded, 20))
+    grey = square((tmp_path / "b.png").read_bytes(), 20, channels=1)
+    assert np.array_equal(grey, square((tmp_path / "b.png").read_bytes(), 20)[:1])
+
+
+def test_predict_decides_as_the_rule_does_on_the_data_themselves(bundles, images, digits, cnn):
+    rule = RULES["everything"]
+    logits = predict_logits(cnn, digits).logits[:40].numpy()
+    rows = list(predict(open_model(bundles / "everything", "cpu"), [images], batch_size=7))
+    decided = rule(logits)
+    assert [Path(row["file"]).name for row in rows] == [f"{i:02d}.png" for i in range(40)]
+    assert [row["refer"] for row in rows] == (decided == -1).tolist() and 0 < (decided == -1).sum() < 40
+    assert [row["class"] for row in rows] == [str(k) for k in rule.rule(logits)]
+    assert (rule.rule(logits) == digits.test.y[:40].numpy()).mean() > 0.7  # it is a model that has learned something
+
+
+# ONNX
+
+
+def outputs(file, x):
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return session.run(["class", "probability", "expected_cost", "refer"], {"input": x})
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_file_decides_as_the_bundle_does(exported, digits, name):
+    """Every test image; the file also takes other batches than the one it was traced with."""
+    ours = load(exported / name)
+    for x in (digits.test.x, digits.test.x[:1]):
+        expected = [v.numpy() for v in ours(x)]
+        found = outputs(exported / f"{name}.onnx", x.numpy())
+        assert [v.dtype for v in found] == [np.int64, np.float32, np.float32, bool]
+        assert np.array_equal(found[0], expected[0]) and np.array_equal(found[3], expected[3])
+        np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
+        np.testing.assert_allclose(found[2], expected[2], atol=1e-4)
+
+
+def test_float32_inputs_are_the_same_pixels(exported, digits):
+    x = digits.test.x.numpy()
+    for a, b in zip(
+        outputs(exported / "everything.onnx", x),
+        outputs(exported / "float32.onnx", x.astype(np.float32)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "shape"),
+    [
+        ("mlp", {"features": 48}, (3, 4, 4)),
+        ("resnet34", {"stem": "imagenet"}, (3, 40, 40)),
+    ],
+)
+def test_every_model_of_csada_can_be_exported(tmp_path, architecture, arguments, shape):
+    from csada.shipping.export import export
+
+    folder = bundle(tmp_path / "b", create(architecture, 10, **arguments), architecture, arguments, shape)
+    about = export(folder, tmp_path / "m.onnx")
+    assert about["difference"] < 1e-4
+    x = np.random.default_rng(0).integers(0, 256, (3, *shape), dtype=np.uint8)
+    np.testing.assert_allclose(outputs(tmp_path / "m.onnx", x)[2], load(folder)(torch.from_numpy(x))[2], atol=1e-4)
+
+
+@needs_onnx
+def test_photographs_through_the_bundle_and_through_the_file(tmp_path):
+    from csada.shipping.export import export
+
+    pills = csada.data.load("pills", scale=0.01, size=32)
+    k = len(pills.classes)
+    rule = MinimumExpectedCost(CostMatrix.pareto(k, seed=1), 2.0)
+    folder = bundle(
+        tmp_path / "b",
+        create("resnet9", k),
+        "resnet9",
+        {},
+        (3, 32, 32),
+        pills.classes,
+        rule,
+        pills.train.normalization,
+    )
+    export(folder, tmp_path / "m.onnx")
+    (tmp_path / "photos").mkdir()
+    for i, pixels in enumerate(pills.test.x[:12]):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / "photos" / f"{i:02d}.png")
+    by_bundle, by_file = (
+        list(predict(open_model(tmp_path / name, "cpu"), [tmp_path / "photos"], every=True)) for name in ("b", "m.onnx")
+    )
+    assert_same_rows(by_bundle, by_file)
+    chosen = load(folder)(pills.test.x[:12])[0]
+    assert [row["class"] for row in by_file] == [pills.classes[k] for k in chosen]
+
+
+def test_the_file_describes_itself_and_says_nothing_of_the_machine(exported, bundles):
+    model = onnx.load(exported / "everything.onnx")
+    about = json.loads({p.key: p.value for p in model.metadata_props}["csada"])
+    config = read_config(bundles / "everything")
+    assert {key: about[key] for key in ("classes", "input", "decision")} == {
+        key: config[key] for key in ("classes", "input", "decision")
+    }
+    assert about["csada"] == csada.__version__ and about["card"] == {"architecture": "cnn", "method": "csada"}
+    assert [o.name for o in model.graph.output] == ["class", "probability", "expected_cost", "refer"]
+    content = (exported / "everything.onnx").read_bytes()
+    assert b".py" not in content and os.fsencode(Path(csada.__file__).parent) not in content
+
+
+def test_a_file_that_decides_otherwise_is_found_out(exported, digits):
+    """What export checks before the file gets its name, on two models that differ in their rule alone."""
+    from csada.shipping.export import compare
+
+    session = onnxruntime.InferenceSession(exported / "rule.onnx", providers=["CPUExecutionProvider"])
+    assert compare(session, load(exported / "rule"), digits.test.x) < 1e-4
+    with pytest.raises(RunError, match="does not decide as PyTorch does"):
+        compare(session, load(exported / "argmax"), digits.test.x)
+
+
+@needs_onnx
+def test_an_export_that_fails_leaves_the_old_file_whole(bundles, tmp_path):
+    """A disk that is full: here, a limit on the size of files."""
+    out = tmp_path / "model.onnx"
+    out.write_bytes(b"the old one")
+    small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # noqa: E731
+    failed = run("export", bundles / "rule", "--out", out, preexec_fn=small)
+    assert failed.returncode == 1 and "is kept" in failed.stderr and len(failed.stderr.splitlines()) == 1
+    assert out.read_bytes() == b"the old one" and os.listdir(tmp_path) == ["model.onnx"]
+    done = run("export", bundles / "rule", "--out", out, "--json")
+    assert done.returncode == 0 and done.stderr == ""
+    about = json.loads(done.stdout)
+    assert about["bytes"] == out.stat().st_size > 50_000 and os.listdir(tmp_path) == ["model.onnx"]
+
+
+def test_the_extra_that_is_missing_is_named(bundles, tmp_path):
+    code = "import sys; sys.modules['onnxruntime'] = None; sys.argv[0] = 'csada'; from csada.cli import main; main()"
+    (tmp_path / "m.onnx").touch()
+    for arguments in (["export", bundles / "rule"], ["predict", tmp_path / "m.onnx", tmp_path]):
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        failed = subprocess.run(command, capture_output=True, text=True, env=ENV)
+        assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
+        assert "pip install 'csada[onnx]'" in failed.stderr
+
+
+# the command
+
+
+def test_bundle_and_file_give_the_same_rows(exported, images):
+    by_bundle, by_file = (
+        run("predict", exported / name, images, "--all", "--format", "jsonl") for name in ("rule", "rule.onnx")
+    )
+    assert by_bundle.returncode == by_file.returncode == 0 and by_bundle.stderr == by_file.stderr == ""
+    left, right = ([json.loads(line) for line in done.stdout.splitlines()] for done in (by_bundle, by_file))
+    assert_same_rows(left, right)
+    assert left[0]["expected_cost"] == left[0][f"expected_cost_{left[0]['class']}"]
+
+
+def test_a_machine_that_only_predicts_needs_no_torch(exported, images):
+    code = "import sys; sys.modules['torch'] = None; from csada.cli import main; main()"
+    command = [sys.executable, "-c", code, "predict", str(exported / "rule.onnx"), str(images)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV)
+    assert done.returncode == 0, done.stderr
+    assert len(table(done.stdout)) == 40
+
+
+def test_a_broken_image_is_named_and_the_others_are_predicted(model, images, tmp_path):
+    whole = (images / "0" / "00.png").read_bytes()
+    (tmp_path / "a.png").write_bytes(whole)
+    (tmp_path / "b.png").write_bytes(whole[:60])
+    (tmp_path / "c.png").write_bytes(b"no image")
+    (tmp_path / "d.png").write_bytes(whole)
+    done = run("predict", model, tmp_path, "--out", tmp_path / "out" / "rows.csv")
+    assert done.returncode == 1
+    broken, foreign, last = done.stderr.splitlines()
+    assert "b.png" in broken and "c.png" in foreign and "2 of 4" in last
+    rows = table((tmp_path / "out" / "rows.csv").read_text())
+    assert [Path(row["file"]).name for row in rows] == ["a.png", "b.png", "c.png", "d.png"]
+    assert [bool(row["error"]) for row in rows] == [False, True, True, False]
+    assert [bool(row["class"]) for row in rows] == [True, False, False, True]
+    assert os.listdir(tmp_path / "out") == ["rows.csv"]
+
+
+def test_nothing_readable_is_an_error_of_input_and_writes_nothing(model, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no image")
+    (tmp_path / "rows.csv").write_text("the old one")
+    done = run("predict", model, tmp_path / "a.png", "--out", tmp_path / "rows.csv")
+    assert done.returncode == 2 and "can be read" in done.stderr
+    assert (
+        sorted(os.listdir(tmp_path)) == ["a.png", "rows.csv"] and (tmp_path / "rows.csv").read_text() == "the old one"
+    )
+
+
+def test_rows_come_before_the_last_input_is_read(model, images, tmp_path):
+    """The last image is a pipe that nobody has written to yet: what lies before it must not wait."""
+    for i in range(9):
+        (tmp_path / f"{i}.png").write_bytes((images / "0" / "00.png").read_bytes())
+    os.mkfifo(tmp_path / "z.png")
+    command = [sys.executable, "-m", "csada", "predict", model, tmp_path, "--batch-size", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENV) as process:
+        watch = threading.Timer(60, process.kill)  # a test that fails, not one that hangs
+        watch.start()
+        early = [process.stdout.readline() for _ in range(10)]
+        assert process.poll() is None and Path(early[-1].split(",")[0]).name == "8.png"
+        (tmp_path / "z.png").write_bytes((images / "0" / "01.png").read_bytes())
+        (last,) = process.stdout.read().splitlines()
+        watch.cancel()
+    assert process.returncode == 0 and "z.png" in last
+
+
+def test_a_reader_that_goes_away_is_no_crash(model, images):
+    command = f"{sys.executable} -m csada predict {model} {images} --batch-size 1 | head -n 2"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENV)
+    assert len(done.stdout.splitlines()) == 2 and done.stderr == ""
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("foreign.onnx", "was not written by csada"),
+        ("text.onnx", "is no ONNX file"),
+        ("folder", "is no saved model"),
+        ("old", "save the model again with csada train or csada fit"),
+        ("nowhere", "does not exist"),
+    ],
+)
+def test_what_is_no_model_is_said_in_one_line(tmp_path, images, cnn, name, message):
+    helper = onnx.helper
+    value = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "foreign.onnx"
+    )
+    (tmp_path / "text.onnx").write_text("hello")
+    (tmp_path / "folder").mkdir()
+    config = {"architecture": "cnn", "arguments": {"channels": 1, "size": 8}, "classes": list("0123456789")}
+    save(cnn, tmp_path / "old", config=config)
+    with pytest.raises(InputError, match=message) as error:
+        open_model(tmp_path / name)
+    assert "\n" not in str(error.value)
+    if name == "foreign.onnx":
+        done = run("predict", tmp_path / name, images)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+# tables
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A folder with a bundle and the CSV file that it learned: two features and a label."""
+    root = tmp_path_factory.mktemp("rows")
+    generator = np.random.default_rng(0)
+    label = generator.integers(0, 3, 150)
+    x = generator.normal(0, 1, (150, 2)) * [3, 50] + label[:, None] * [9, 0]
+    lines = [f"{a:.3f},{b:.3f},{['low', 'mid', 'high'][k]}" for (a, b), k in zip(x, label, strict=True)]
+    (root / "data.csv").write_text("age,dose,risk\n" + "\n".join(lines) + "\n")
+    splits = csada.data.load(root / "data.csv")
+    model = csada.fit(create("mlp", 3, features=2), splits, "cross_entropy", epochs=20, lr=0.1, batch_size=32).model
+    rule = Abstention(MinimumExpectedCost(CostMatrix.pareto(3, seed=0), 1.1), 0.2)
+    given = {"dtype": "float32", "columns": ["age", "dose"]}
+    bundle(root / "b", model, "mlp", {"features": 2}, (2,), splits.classes, rule, splits.train.normalization, **given)
+    return root
+
+
+def test_rows_of_a_table_by_the_names_of_their_columns(rows, tmp_path):
+    root = rows
+    model = open_model(root / "b", "cpu")
+    found = list(predict(model, [root / "data.csv"]))
+    assert [row["row"] for row in found] == list(range(1, 151))
+    labels = [row["risk"] for row in table((root / "data.csv").read_text())]
+    assert np.mean([row["class"] == label for row, label in zip(found, labels, strict=True)]) > 0.8
+    read = table((root / "data.csv").read_text())
+    (tmp_path / "other.csv").write_text(
+        "\ufeffid, dose ,age\n" + "".join(f"{i},{row['dose']}, {row['age']}\n\n" for i, row in enumerate(read)),
+        encoding="utf-8",
+    )
+    assert list(predict(model, [tmp_path / "other.csv"])) == found
+    unnamed = dataclasses.replace(model, input={"shape": [2], "dtype": "float32"})  # then by their place, label or not
+    (tmp_path / "bare.csv").write_text("x,y\n" + "".join(f"{row['age']},{row['dose']}\n" for row in read))
+    assert list(predict(unnamed, [root / "data.csv"])) == list(predict(unnamed, [tmp_path / "bare.csv"])) == found
+    if onnx is not None:
+        from csada.shipping.export import export
+
+        export(root / "b", tmp_path / "m.onnx")
+        assert_same_rows(list(predict(open_model(tmp_path / "m.onnx"), [root / "data.csv"])), found)
+
+
+def test_a_row_that_is_no_numbers_is_named(rows, tmp_path):
+    root = rows
+    (tmp_path / "new.csv").write_text("age,dose\n1,2\n3,much\n1e39,0\n4\n5,6\n")
+    done = run("predict", root / "b", tmp_path / "new.csv")
+    assert done.returncode == 1
+    assert [row["row"] for row in table(done.stdout) if row["error"]] == ["2", "3", "4"]
+    assert "line 3, column 'dose': 'much' is not a finite number" in done.stderr and "3 of 5" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("age,weight\n1,2\n", "has no column 'dose'"),
+        ("age,dose,dose\n1,2,3\n", "has several columns 'dose'"),
+        ("", "has no column 'age'"),
+        ("\x89PNG\udcff", "not text in UTF-8"),
+    ],
+)
+def test_a_table_of_other_columns_is_refused_before_anything_is_written(rows, tmp_path, text, message):
+    (tmp_path / "new.csv").write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match=message):
+        predict(open_model(rows / "b", "cpu"), [tmp_path / "new.csv"])

@@ -44,7 +44,8 @@ class CapturedStep:
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
         # every shape is seen here once and for all, so cuDNN may search for its fastest kernels
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+        search = not torch.are_deterministic_algorithms_enabled()  # which ones win differs from machine to machine
+        with torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=torch.backends.cudnn.allow_tf32):
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

@@ -351,7 +351,8 @@ def train_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Cal
     if "pretrained" in config:
         load_weights(net, config["pretrained"], seed=config["seed"])
     net = net.to(device)
-    net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder)
+    with deterministic(device):
+        net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder)
     scores = all_scores(net, splits)
     logits, labels = predict_logits(net, splits, part="train")
     result = confusions(scores, CostMatrix.uniform(len(splits.classes)))
@@ -359,6 +360,21 @@ def train_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Cal
     about = {"architecture": config["model"], "arguments": arguments, "classes": splits.classes}
     save(net, run.folder / "model", config=about | {"normalization": asdict(splits.train.normalization)})
     return result, scores, history
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """GPU kernels that always sum in one order, where there are any: a sweep that goes on elsewhere starts alike there."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def train_method(

@@ -310,3 +310,23 @@ def test_the_distance_to_the_boundary_of_a_net_crosses_it_and_hardly_less_would(
     wide = boundary_distance(Scores([1.0, 0.5]), torch.full((1, 1), -1.0, dtype=torch.float64))[0]
     assert float(wide) == pytest.approx(1.0)
     assert boundary_distance(nn.Sequential(nn.Linear(5, 4, dtype=torch.float64)), x, steps=0)[0].isinf().all()
+
+
+def test_a_forward_of_ones_own_is_attacked_in_its_place_always_with_the_whole_batch():
+    """As a text is at its embeddings: beside the points it takes what belongs to each sample, here a mask."""
+    torch.manual_seed(0)
+    head, x = nn.Linear(6, 3), torch.randn(40, 6)
+    mask = (torch.rand(40, 6) < 0.7).float()
+    y = head(x * mask).argmax(1)
+    settings = {"epsilon": 2.0, "step_size": 0.5, "steps": 40}
+    seen = []
+
+    def forward(points):
+        seen.append(len(points))
+        return head(points * mask)
+
+    result = attack(head, x, y, (y + 1) % 3, forward=forward, **settings)
+    assert set(seen) == {40} and (result.outcome == Outcome.REACHED).sum() > 10
+    assert (result.delta[mask == 0] == 0).all() and result.delta.abs().sum() > 0
+    alone = attack(head, x[:1], y[:1], (y[:1] + 1) % 3, forward=lambda p: head(p * mask[:1]), **settings)
+    torch.testing.assert_close(alone.delta[0], result.delta[0])

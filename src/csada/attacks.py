@@ -58,12 +58,15 @@ def attack(
     step: str = "gradient",
     bounds: Bounds | None = None,
     *,
+    forward: Forward | None = None,
     trajectory: bool = False,
 ) -> AttackResult:
     """Push samples x of classes y towards `target` (one class, or one a sample).
 
     norm: "linf" or "l2", the ball of radius epsilon. step: "gradient" (raw, as in the paper), "sign" or "l2" (the gradient
     scaled to length one). bounds: (low, high), numbers or tensors that broadcast to x, between which x + delta stays.
+    forward: gives the logits of points where model(points) does not, always for the whole batch; so a text can be attacked
+    at its embeddings, `lambda points: model(inputs_embeds=points, attention_mask=mask).logits`.
     """
     check_settings(epsilon, step_size, steps, norm, step)
     if not x.is_floating_point():
@@ -84,7 +87,7 @@ def attack(
 
     def checked(points: Tensor) -> Tensor:
         nonlocal first
-        logits: Tensor = model(points)
+        logits: Tensor = model(points) if forward is None else forward(points)
         if first:  # a check waits for the device; one is enough to find a broken model
             check_logits(logits)
             if highest >= logits.shape[1]:
@@ -93,7 +96,7 @@ def attack(
         return logits
 
     with borrowed_eval(model):
-        shrink = pays_to_shrink(x, steps)
+        shrink = forward is None and pays_to_shrink(x, steps)
         return ascend(checked, x, y, target, epsilon, step_size, steps, norm, step, bounds, trajectory, shrink)
 
 

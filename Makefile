@@ -11,7 +11,7 @@ ifeq ($(CSADA_DATA),)
 unexport CSADA_DATA
 endif
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/csada demo
@@ -35,13 +35,19 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml
 	$(PIP) -e .
 	touch $@
 
+# a browser for the tests of the report: installed in CI alone, elsewhere one that is there is used
 $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) -e '.[test]'
+	if [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; fi
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed-test
 	$(PIP) -e '.[dev]'
 	touch $@
+
+docs: $(VENV)/installed-test
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed-bench
 	$(BIN)/python benchmarks/bench_input.py

@@ -46,6 +46,79 @@ def test_a_table_comes_back_from_csv_as_it_was(tmp_path_factory, costs):
     assert [p.name for p in path.parent.iterdir()] == ["costs.csv"]
 
 
+NAMES = st.lists(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda n: n == n.strip() != "*"),
+    min_size=2,
+    max_size=6,
+    unique=True,
+)
+
+
+@given(cost_matrices(), NAMES, st.booleans())
+def test_any_names_come_back_from_a_table_and_from_a_list(tmp_path_factory, costs, names, as_list):
+    n = min(len(costs), len(names))
+    named = CostMatrix(costs.values[:n, :n], names[:n])
+    path = tmp_path_factory.mktemp("csv") / "costs.csv"
+    named.to_csv(path, as_list=as_list, comment='first, "second"\n\nthird;')
+    assert CostMatrix.from_csv(path) == named
+
+
+def test_a_list_names_the_mistakes_that_differ_and_the_more_exact_line_wins(tmp_path):
+    path = tmp_path / "costs.csv"
+    path.write_text(
+        "# said by a pharmacist\nTruth,Predicted,Cost,why\n"
+        'trazodone,glipizide,10,"lowers the sugar, unasked"\n'
+        "*,*,1\nranitidine,*,0.5,harmless\n*,glipizide,3\nranitidine,ranitidine,0\n"
+    )
+    costs = CostMatrix.from_csv(path)
+    assert costs.classes == ("trazodone", "glipizide", "ranitidine")
+    assert costs.values.tolist() == [[0, 10, 1], [1, 0, 1], [0.5, 3, 0]]
+
+
+def test_a_spreadsheet_may_write_semicolons_and_decimal_commas(tmp_path):
+    path = tmp_path / "costs.csv"
+    path.write_text('"# a comment, in quotes";;\ntruth;predicted;cost\n*;*;1,5\na;b, c;20\n', encoding="utf-8-sig")
+    assert CostMatrix.from_csv(path) == CostMatrix([[0, 20], [1.5, 0]], ["a", "b, c"])
+    path.write_text(";a;b\na;0;2,5\nb;1;0\n")
+    assert CostMatrix.from_csv(path) == CostMatrix([[0, 2.5], [1, 0]], ["a", "b"])
+
+
+def test_a_spreadsheet_may_make_all_rows_as_long_as_a_comment(tmp_path):
+    path = tmp_path / "costs.csv"
+    path.write_text("# one, two, three, four\n,a,b,,\na,0,5,,\nb,1,0,,\n,,,,\n")
+    assert CostMatrix.from_csv(path) == CostMatrix([[0, 5], [1, 0]], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("a,b,1\n", r"does not say what calling 'b' 'a' costs; add a line \*,\*,1"),
+        ("*,*,1\na,b,2\na,b,3\n", "line 4: calling 'a' 'b' stands above already"),
+        ("*,*,1\na,a,2\na,b,3\n", "line 3: calling 'a' what it is must cost 0, not 2"),
+        ("*,*,1\na,b\n", "line 3: a cell is missing; write truth,predicted,cost"),
+        ("*,*,1\na,,2\n", "line 3: a cell is missing"),
+        ("*,*,1\na,b,dear\n", "calling 'a' 'b' is 'dear', no number"),
+        ('*,*,1\na,b,"1,000"\n', "calling 'a' 'b' is '1,000', no number"),
+        ("*,*,1\na,b,-2\n", "calling 'a' 'b' is -2; costs must be zero or more"),
+        ("*,*,1\n", "at least two classes"),
+    ],
+)
+def test_a_bad_list_is_named(tmp_path, lines, message):
+    path = tmp_path / "costs.csv"
+    path.write_text("truth,predicted,cost\n" + lines)
+    with pytest.raises(InputError, match=message):
+        CostMatrix.from_csv(path)
+
+
+def test_a_list_cannot_hold_a_class_that_means_every_class(tmp_path):
+    costs = CostMatrix(CostMatrix.uniform(2).values, ["*", "a"])
+    with pytest.raises(InputError, match="write a table"):
+        costs.to_csv(tmp_path / "costs.csv", as_list=True)
+    assert not list(tmp_path.iterdir())
+    costs.to_csv(tmp_path / "costs.csv")
+    assert CostMatrix.from_csv(tmp_path / "costs.csv") == costs
+
+
 def test_csv_columns_may_come_in_another_order(tmp_path):
     path = tmp_path / "costs.csv"
     path.write_text("# a comment\ntruth,b,a\na,7,0\nb,0,2\n")

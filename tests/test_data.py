@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 import csada.data
 from csada.data import Augmentation, Part, Splits
+from csada.data.folder import save
 from csada.data.splits import hold_out, proportional, scaled
 from csada.errors import InputError
 
@@ -565,3 +566,19 @@ def test_real_cifar10(monkeypatch):
     x = splits.train.batch(torch.arange(0, 45_000, 5)).x
     torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3), atol=0.05, rtol=0)
     torch.testing.assert_close(x.std((0, 2, 3)), torch.ones(3), atol=0.05, rtol=0)
+
+
+def test_a_data_set_saved_as_a_folder_is_read_back(tmp_path):
+    pills = csada.data.load("pills", scale=0.005, size=32)
+
+    saved = save(pills, tmp_path / "pills")
+    again = csada.data.load(saved, size=pills.train.x.shape[-1])
+    assert again.classes == tuple(sorted(pills.classes)) and not list(tmp_path.glob(".*"))
+    for part in ("train", "validation", "test"):
+        before, after = getattr(pills, part), getattr(again, part)
+        pictures = lambda p, names: sorted((names[y], x.numpy().tobytes()) for x, y in zip(p.x, p.y, strict=True))  # noqa: E731
+        assert pictures(before, pills.classes) == pictures(after, again.classes)
+    with pytest.raises(InputError, match="there already"):
+        save(pills, saved)
+    with pytest.raises(InputError, match="no images"):
+        save(csada.data.load("toy"), tmp_path / "toy")

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +22,8 @@ from csada.errors import InputError
 
 Pair = tuple[int, int]
 ClassLike = int | str
+
+LIST = ["truth", "predicted", "cost"]  # the header of a list of costs
 
 
 class CostMatrix:
@@ -97,43 +102,20 @@ class CostMatrix:
 
     @classmethod
     def from_csv(cls, path: str | os.PathLike[str]) -> CostMatrix:
-        """The header row and the first column carry the class names, in the same order; truth in rows."""
+        """A table or a list by class name; the header tells which. # starts a comment, semicolons separate as well.
+
+        A table names the predicted classes in its header and the true ones in its first column. A list has the header
+        truth,predicted,cost and a line a mistake: `*` stands for every class, the more exact line wins, a class called
+        by its own name costs 0, and further columns are for people.
+        """
         path = Path(path)
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = [row for row in csv.reader(file) if any(map(str.strip, row)) and not row[0].startswith("#")]
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the cost table {path}: {error}") from None
+        rows = _read_rows(path)
         if len(rows) < 2:
             raise InputError(
                 f"{path} holds no cost table; the first row names the predicted classes, then a row a class"
             )
-        columns = [name.strip() for name in rows[0][1:]]
-        names = [row[0].strip() for row in rows[1:]]
-        for where, given in (("header", columns), ("first column", names)):
-            for i, name in enumerate(given):
-                if not name:
-                    raise InputError(f"{path}: the {where} lacks a name at position {i + 1}; name every class")
-                if name in given[:i]:
-                    raise InputError(f"{path}: the {where} has {name!r} twice; every class needs its own name")
-        for name in [*names, *columns]:
-            if (name in names) != (name in columns):
-                missing, hint = ("header", columns) if name in names else ("first column", names)
-                raise InputError(f"{path}: class {name!r} is missing from the {missing}{did_you_mean(name, hint)}")
-        order = [columns.index(name) for name in names]  # columns may come in another order: names decide
-        values = np.zeros((len(names), len(names)))
-        for y, row in enumerate(rows[1:]):
-            if len(row) != len(rows[0]):
-                raise InputError(f"{path}: row {row[0]!r} has {len(row) - 1} costs, {len(columns)} are needed")
-            for z, column in enumerate(order):
-                try:
-                    values[y, z] = float(row[1 + column])
-                except ValueError:
-                    cell = row[1 + column]
-                    raise InputError(
-                        f"{path}: cost of calling {names[y]!r} {names[z]!r} is {cell!r}, no number"
-                    ) from None
-        return cls(values, names)
+        is_list = [cell.casefold() for cell in rows[0].cells[:3]] == LIST
+        return cls(*(_from_list if is_list else _from_table)(path, rows))
 
     @classmethod
     def preset(cls, name: str) -> CostMatrix:
@@ -143,16 +125,38 @@ class CostMatrix:
             raise InputError(f"no preset {name!r}{did_you_mean(name, presets)}")
         return cls.from_csv(presets[name])
 
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Written under a temporary name and renamed, so that a table is never half there."""
+    def to_csv(self, path: str | os.PathLike[str], *, as_list: bool = False, comment: str = "") -> None:
+        """Written under a temporary name and renamed, so that costs are never half there.
+
+        as_list: a line for every mistake that does not cost what most do, instead of a square table.
+        """
         path = Path(path)
+        rows = list(self._list() if as_list else self._table())
         partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["truth \\ predicted", *self.classes])
-            for name, row in zip(self.classes, self.values, strict=True):
-                writer.writerow([name, *(repr(float(cost)).removesuffix(".0") for cost in row)])
-        os.replace(partial, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("w", newline="", encoding="utf-8") as file:
+                file.writelines(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
+                csv.writer(file, lineterminator="\n").writerows(rows)
+            os.replace(partial, path)
+        except OSError as error:
+            raise InputError(f"cannot write the costs to {path}: {error.strerror}; choose another place") from None
+
+    def _table(self) -> Iterator[list[str]]:
+        yield ["truth \\ predicted", *self.classes]
+        for name, row in zip(self.classes, self.values, strict=True):
+            yield [_first(name), *map(_text, row)]
+
+    def _list(self) -> Iterator[list[str]]:
+        if "*" in self.classes:
+            raise InputError("a list of costs cannot hold a class named '*', which means every class; write a table")
+        costs, counts = np.unique(self.values[~np.eye(len(self), dtype=bool)], return_counts=True)
+        usual = costs[counts.argmax()]
+        yield [*LIST, "why"]
+        yield ["*", "*", _text(usual), "every mistake that is not listed"]
+        yield from ([_first(name), name, "0", "right"] for name in self.classes)
+        for y, z in np.argwhere((self.values != usual) & ~np.eye(len(self), dtype=bool)):
+            yield [_first(self.classes[y]), self.classes[z], _text(self.values[y, z]), ""]
 
     def index(self, name: ClassLike) -> int:
         """The number of a class, given its name or its number."""
@@ -218,6 +222,102 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near := difflib.get_close_matches(name, known, n=1):
         return f"; did you mean {near[0]!r}?"
     return f"; known: {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
+
+
+class _Row(NamedTuple):
+    line: int
+    cells: list[str]
+    decimal: str  # what separates the decimals of its numbers: a point, or also a comma
+
+
+def _read_rows(path: Path) -> list[_Row]:
+    """The lines that are neither empty nor comments. Spreadsheets of some countries write 1,5;2 where others 1.5,2."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            text = file.read()
+        lines = (line for line in text.splitlines() if line.strip(" ,;\t") and not line.lstrip('"').startswith("#"))
+        found = re.search("[,;\t]", next(lines, ""))  # the header's first one
+        separator = found[0] if found else ","
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row)) and row[0][:1] != "#"]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read the cost table {path}: {error}") from None
+    decimal = "." if separator == "," else ","
+    return [_Row(line, _cells(row), decimal) for line, row in rows]
+
+
+def _cells(row: list[str]) -> list[str]:
+    """Without the empty ones at the end, with which spreadsheets make all rows as long as the longest comment."""
+    cells = [cell.strip() for cell in row]
+    while not cells[-1]:
+        cells.pop()
+    return cells
+
+
+def _from_table(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[str]]:
+    columns = rows[0].cells[1:]
+    names = [row.cells[0] for row in rows[1:]]
+    for where, given in (("header", columns), ("first column", names)):
+        for i, name in enumerate(given):
+            if not name:
+                raise InputError(f"{path}: the {where} lacks a name at position {i + 1}; name every class")
+            if name in given[:i]:
+                raise InputError(f"{path}: the {where} has {name!r} twice; every class needs its own name")
+    for name in [*names, *columns]:
+        if (name in names) != (name in columns):
+            missing, hint = ("header", columns) if name in names else ("first column", names)
+            raise InputError(f"{path}: class {name!r} is missing from the {missing}{did_you_mean(name, hint)}")
+    order = [columns.index(name) for name in names]  # columns may come in another order: names decide
+    values = np.zeros((len(names), len(names)))
+    for y, row in enumerate(rows[1:]):
+        if len(row.cells) != len(rows[0].cells):
+            raise InputError(f"{path}: row {names[y]!r} has {len(row.cells) - 1} costs, {len(columns)} are needed")
+        for z, column in enumerate(order):
+            values[y, z] = _number(path, row, 1 + column, names[y], names[z])
+    return values, names
+
+
+def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[str]]:
+    costs: dict[tuple[str, str], float] = {}
+    for row in rows[1:]:
+        truth, predicted = [*row.cells, ""][:2]
+        if not (truth and predicted) or len(row.cells) < 3:
+            raise InputError(f"{path}, line {row.line}: a cell is missing; write truth,predicted,cost")
+        if (truth, predicted) in costs:
+            raise InputError(f"{path}, line {row.line}: calling {truth!r} {predicted!r} stands above already; keep one")
+        cost = costs[truth, predicted] = _number(path, row, 2, truth, predicted)
+        if truth == predicted != "*" and cost != 0:
+            raise InputError(f"{path}, line {row.line}: calling {truth!r} what it is must cost 0, not {cost:g}")
+    names = list(dict.fromkeys(name for pair in costs for name in pair if name != "*"))
+    values = np.full((len(names), len(names)), np.nan)
+    for pair in sorted(costs, key=lambda pair: -pair.count("*")):  # the more exact line has the last word
+        y, z = (slice(None) if name == "*" else names.index(name) for name in pair)
+        values[y, z] = costs[pair]
+    np.fill_diagonal(values, 0)
+    if len(missing := np.argwhere(np.isnan(values))):
+        y, z = missing[0]
+        raise InputError(
+            f"{path} does not say what calling {names[y]!r} {names[z]!r} costs; "
+            "add a line *,*,1 for every mistake that is not listed"
+        )
+    return values, names
+
+
+def _number(path: Path, row: _Row, column: int, truth: str, predicted: str) -> float:
+    text = row.cells[column]
+    try:
+        return float(text.replace(row.decimal, "."))
+    except ValueError:
+        raise InputError(f"{path}: cost of calling {truth!r} {predicted!r} is {text!r}, no number") from None
+
+
+def _text(cost: float) -> str:
+    return repr(float(cost)).removesuffix(".0")
+
+
+def _first(name: str) -> str:
+    """A name in the first column: the space keeps #1 from being a comment."""
+    return f" {name}" if name.startswith("#") else name
 
 
 def _off_diagonal(n: int, cost: float) -> NDArray[np.float64]:

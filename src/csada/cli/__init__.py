@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from csada.cli import data, paper, work  # noqa: F401 - each adds its commands
+from csada.cli import costs, data, paper, project, report, ship, tune, work  # noqa: F401 - each adds its commands
 from csada.cli.common import app, errors
 from csada.errors import InputError, RunError
 

@@ -67,3 +67,25 @@ def data_fetch(
     with progress("downloading") as update:
         where = fetch(name, data_dir, on_progress=update)
     console.print(f"{name} is in {where}", soft_wrap=True)
+
+
+@data_app.command("save")
+def data_save(
+    data: DataSet,
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    data_dir: DataDir = None,
+    scale: Scale = 1.0,
+    size: Annotated[
+        int | None, typer.Option(min=8, help="Pixels of a side, where the data set lets one choose.")
+    ] = None,
+) -> None:
+    """Write a data set of images as a folder of files by class, for instance to try csada as on data of one's own.
+
+    Example: csada data save pills out/pills --scale 0.143 --size 96
+    """
+    from csada.data import folder, load
+
+    with progress("drawing") as update:
+        splits = load(data, data_dir, scale, on_progress=update, **({} if size is None else {"size": size}))
+    with progress("writing") as update:
+        show_files([folder.save(splits, out, update)])

@@ -14,7 +14,18 @@ from csada.data.fetch import Progress
 from csada.data.splits import Batch, Part, Splits, stratified
 from csada.errors import InputError
 
-__all__ = ["SOURCES", "Augmentation", "Batch", "Normalization", "Part", "Splits", "load", "stratified"]
+__all__ = [
+    "SOURCES",
+    "Augmentation",
+    "Batch",
+    "Normalization",
+    "Part",
+    "Splits",
+    "counts",
+    "find",
+    "load",
+    "stratified",
+]
 
 # Each module has load(data_dir, scale, seed, ...) -> Splits, and is imported when it is asked for.
 SOURCES = {
@@ -41,17 +52,7 @@ def load(
     told about images that are decoded or drawn. Other options belong to the source: `csada.data.mnist.load` and so on.
     """
     name = os.fspath(name_or_path)
-    if name in SOURCES:
-        module, where = SOURCES[name], data_dir
-    else:
-        where = Path(data_dir or "").expanduser() / Path(name).expanduser()
-        if where.is_dir():
-            module = "csada.data.folder"
-        elif where.is_file():
-            module = "csada.data.table"
-        else:
-            hint = did_you_mean(name, SOURCES)
-            raise InputError(f"{name!r} is neither a data set, nor a folder of images, nor a CSV file{hint}")
+    module, where = find(name, data_dir)
     source = import_module(module).load
     known = inspect.signature(source).parameters
     for option in options:
@@ -64,3 +65,37 @@ def load(
         options["on_progress"] = on_progress
     splits: Splits = source(where, scale, seed, **options)
     return splits
+
+
+def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[str, str | os.PathLike[str] | None]:
+    """The module that reads it, and what that module is handed: the folder or file, or where a named set lies."""
+    if name in SOURCES:
+        return SOURCES[name], data_dir
+    where = Path(data_dir or "").expanduser() / Path(name).expanduser()
+    if where.is_dir():
+        return "csada.data.folder", where
+    if where.is_file():
+        return "csada.data.table", where
+    hint = did_you_mean(name, SOURCES)
+    raise InputError(f"{name!r} is neither a data set, nor a folder of images, nor a CSV file{hint}")
+
+
+def counts(
+    name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None
+) -> dict[str, dict[str, int]]:
+    """Part -> class -> samples, as `load` would make them; a folder's images are counted and not decoded."""
+    module, where = find(os.fspath(name_or_path), data_dir)
+    if module == "csada.data.folder" and where is not None:
+        from csada.data import folder
+
+        return folder.counts(where)
+    if module in ("csada.data.pills", "csada.data.pmi"):  # to draw or decode them takes minutes; the numbers are known
+        from csada.data.pmi import PARTS, PRODUCTS
+
+        return {part: {product.ndc: getattr(product, part) for product in PRODUCTS} for part in PARTS}
+    splits = load(name_or_path, data_dir)
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    return {
+        name: dict(zip(splits.classes, part.y.bincount(minlength=len(splits.classes)).tolist(), strict=True))
+        for name, part in parts.items()
+    }

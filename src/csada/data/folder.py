@@ -6,20 +6,24 @@ copied into memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from csada.data.augment import Augmentation, Normalization
 from csada.data.cache import Decoded, decode_files
 from csada.data.fetch import Progress
 from csada.data.splits import Part, Splits, check_scale, hold_out, proportional, stratified
 from csada.errors import InputError
+from csada.pixels import SUFFIXES
 
-SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 VALIDATION = ("valid", "validation", "val")
 
 Listing = dict[str, list[str]]  # part -> paths "[part/]class/file", relative to the folder
@@ -65,6 +69,51 @@ def load(
         parts = {part: [path for path in paths if path in good] for part, paths in parts.items()}
         classes = _checked_classes(root, parts)
     return _splits(root, parts, classes, decoded, Augmentation(padding=size // 16, flip=flip))
+
+
+def counts(path: str | os.PathLike[str], seed: int = 0, validation: float = 0.1) -> dict[str, dict[str, int]]:
+    """Part -> class -> samples, in the parts that `load` makes, without decoding an image."""
+    parts = _listed(Path(path), validation, seed)
+    none = dict.fromkeys(_checked_classes(Path(path), parts), 0)
+    return {part: none | Counter(map(_class_of, paths)) for part, paths in parts.items()}
+
+
+def shorter_side(path: str | os.PathLike[str], sample: int = 25) -> int:
+    """The median over some of the images, in pixels; only their headers are read."""
+    paths = _listed(Path(path), 0.1, 0)["train"]
+    sides = []
+    for name in paths[:: -(-len(paths) // sample)]:
+        with contextlib.suppress(OSError), Image.open(Path(path) / name) as image:  # broken ones are found by `load`
+            sides.append(min(image.size))
+    return int(np.median(sides or [224]))
+
+
+def save(splits: Splits, path: str | os.PathLike[str], on_progress: Progress | None = None) -> Path:
+    """The images as PNG files, train, valid and test folders of class folders: what `load` reads. Whole, or not at all."""
+    target = Path(path)
+    if splits.train.x.ndim != 4 or splits.train.x.dtype != torch.uint8:
+        raise InputError(f"{splits.name} holds no images of bytes; only those can be written as files")
+    if bad := [name for name in splits.classes if not name or name.startswith(".") or {"/", os.sep, "\0"} & set(name)]:
+        raise InputError(f"the class {bad[0]!r} cannot name a folder; rename it")
+    if target.exists():
+        raise InputError(f"{target} is there already; remove it, or choose another folder")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    parts = {"train": splits.train, "valid": splits.validation, "test": splits.test}
+    total, done = sum(map(len, parts.values())), 0
+    try:
+        for name, part in parts.items():
+            for label in splits.classes:
+                (partial / name / label).mkdir(parents=True)
+            for i, y in enumerate(part.y.tolist()):
+                pixels = part.x[i].permute(1, 2, 0).squeeze(2).numpy()
+                Image.fromarray(pixels).save(partial / name / splits.classes[y] / f"{i:06}.png")
+                done += 1
+                if on_progress and done % 100 == 0:
+                    on_progress(done, total)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
 
 
 def _splits(

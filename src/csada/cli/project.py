@@ -1,0 +1,168 @@
+"""The project file: commands take from it what they are not told, and `csada init` writes one."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from csada.cli.common import DataSet, app, console, errors, show_files
+from csada.errors import InputError
+
+if typing.TYPE_CHECKING:
+    from csada.project import Commands
+
+FILE = "csada.toml"
+NAMES = ("data", "costs", "pretrained")  # text that may be a path
+STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
+
+
+class ProjectGroup(TyperGroup):
+    """Before a command reads its arguments, the project file fills in what is missing."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        given = ctx.params.get("project")
+        if ctx.resilient_parsing or "--help" in rest or not (given or Path(FILE).exists()):
+            return name, command, rest
+        from csada.project import read
+
+        path = Path(given or FILE)
+        depth = 1 if hasattr(command, "commands") else 0  # csada costs check: the group's command comes next
+        key = " ".join([str(name), *rest[:depth]])
+        known = known_settings(self)
+        if key not in known:
+            return name, command, rest
+        settings = read(path, known)[key]
+        if settings:
+            errors.print(f"settings from {path}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        # What may be repeated goes before the flags that were given, which then add to it or win.
+        flags = [word for s, values in settings.items() if s.flag for v in values for word in (s.flag, str(v))]
+        defaults = {s.parameter: value for s, value in settings.items() if not s.flag}
+        ctx.default_map = {name: {rest[0]: defaults} if depth else defaults}
+        return name, command, rest[:depth] + _model(command, defaults, rest) + flags + rest[depth:]
+
+
+def _model(command: Any, defaults: dict[str, Any], words: list[str]) -> list[str]:
+    """The project's model, where the other arguments are a list that would swallow it: csada predict photos/*.jpg"""
+    first, *others = [p for p in getattr(command, "params", ()) if p.param_type_name == "argument"] or [None]
+    if not others or others[-1].nargs != -1 or first.name not in defaults:
+        return []
+    told = any(Path(word).suffix == ".onnx" or (Path(word) / "model.json").exists() for word in words)
+    return [] if told else [str(defaults[first.name])]
+
+
+def known_settings(group: Any) -> Commands:
+    """What can be set for each command, by the name of its argument or flag."""
+    from csada.project import Setting
+
+    def setting(parameter: Any, hint: Any) -> Setting:
+        many = parameter.param_type_name == "option" and parameter.multiple
+        is_path = "pathlib" in str(hint)
+        return Setting(parameter.name, is_path, parameter.name in NAMES, parameter.opts[0] if many else None)
+
+    known = {}
+    for name, command in _commands(group):
+        if command.callback.__module__ not in STRANGERS:
+            hints = typing.get_type_hints(inspect.unwrap(command.callback))
+            known[name] = {
+                p.opts[0].lstrip("-").replace("-", "_"): setting(p, hints[p.name])
+                for p in command.params
+                if p.name in hints
+            }
+    return known
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
+@app.callback(cls=ProjectGroup)
+def options(
+    project: Annotated[
+        Path | None, typer.Option(help="Where settings come from that are not given; csada.toml, where there is one.")
+    ] = None,
+) -> None:
+    """What holds for every command; ProjectGroup makes use of it."""
+
+
+@app.command()
+def init(
+    data: DataSet,
+    out: Annotated[Path, typer.Option("--out", help="The project's folder.")] = Path("."),
+    costs: Annotated[
+        str | None, typer.Option(help="A CSV file that is there, or pmi; else a template is made.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the csada.toml that is there; never costs.")
+    ] = False,
+) -> None:
+    """Start a project: csada.toml with settings that suit the data, and a file of costs to fill in.
+
+    Example: csada init photos
+    """
+    file, table = out / FILE, out / "costs.csv"
+    if file.exists() and not force:
+        raise InputError(f"{file} is there already; --force overwrites it, --out names another folder")
+    import torch
+
+    from csada.cli.costs import read_costs, write_template
+    from csada.data import counts
+    from csada.project import choose, template
+
+    samples = counts(data)
+    is_new = costs is None and not table.exists()
+    costs = costs or str(table)
+    if not is_new:
+        read_costs(costs, data)
+    choice = choose(sum(samples["train"].values()), *_images(data), gpu=torch.cuda.is_available())
+    partial = file.with_name(f".{FILE}.{os.getpid()}.tmp")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            write_template(table, samples["train"])
+        text = template(_seen_from(out, data), _seen_from(out, costs), samples, choice)
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror}; choose another place with --out") from None
+    show_files([table, file] if is_new else [file])
+    steps = {
+        "csada costs check": "what the costs say",
+        "csada train": f"{choice.train['model']}, {choice.train['epochs']} epochs, into baseline/",
+        "csada fit": "the dear mistakes made rarer, into model/",
+        "csada report": "report.html",
+        "csada export": "model.onnx",
+        "csada predict IMAGES": "decisions on new ones",
+    }
+    lines = [f"\nNext: say in {table} what each mistake costs. Then" if is_new else "\nNext:"]
+    lines += [f"  cd {out}"] if out != Path(".") else []
+    lines += [f"  {command:22}{what}" for command, what in steps.items()]
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _images(data: str) -> tuple[int | None, bool]:
+    """The side of the images, None where there are none; and whether they can be resized when they are loaded."""
+    from csada.data import find, folder
+
+    module, where = find(data)
+    if module == folder.__name__ and where is not None:
+        return folder.shorter_side(where), True
+    return {"digits": 8, "mnist": 28, "cifar10": 32, "pills": 224, "pmi": 224}.get(data), data in ("pills", "pmi")
+
+
+def _seen_from(folder: Path, text: str) -> str:
+    """A path that is there, as it reads from that folder; a name stays a name."""
+    path = Path(text).expanduser()
+    return text if path.is_absolute() or not path.exists() else Path(os.path.relpath(path, folder)).as_posix()

@@ -1,0 +1,176 @@
+"""The project file and `csada init`, through the program and its parts."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+from typer.main import get_command
+
+from csada import CostMatrix, InputError
+from csada.cli import app
+from csada.cli.project import known_settings
+from csada.project import Setting, choose, read
+
+
+def csada(*arguments, **kw):
+    kw = {"env": os.environ | {"OMP_NUM_THREADS": "1"}} | kw
+    return subprocess.run([sys.executable, "-m", "csada", *map(str, arguments)], capture_output=True, text=True, **kw)
+
+
+COMMANDS = {
+    "train": {key: Setting(key, key == "out", key in ("data", "costs")) for key in ("data", "out", "epochs")},
+    "fit": {
+        "data": Setting("data", False, True),
+        "costs": Setting("costs", False, True),
+        "set": Setting("options", flag="--set"),
+    },
+}
+
+
+def given(tmp_path, text, command="train"):
+    (tmp_path / "csada.toml").write_text(text)
+    return {s.parameter: value for s, value in read(tmp_path / "csada.toml", COMMANDS)[command].items()}
+
+
+def test_top_keys_go_to_all_that_have_them_and_a_table_comes_first(tmp_path):
+    text = 'data = "digits"\ncosts = "uniform"\n[train]\nepochs = 3\n[fit]\ndata = "mnist"\n'
+    assert given(tmp_path, text) == {"data": "digits", "epochs": 3}
+    assert given(tmp_path, text, "fit") == {"data": "mnist", "costs": "uniform"}
+
+
+def test_paths_are_relative_to_the_file_and_names_stay_names(tmp_path, monkeypatch):
+    (tmp_path / "project" / "photos").mkdir(parents=True)
+    (tmp_path / "scans").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = 'data = "{}"\ncosts = "{}"\n[train]\nout = "model"\n'
+    for data, costs, data_seen, costs_seen in [
+        ("photos", "costs.csv", "project/photos", "project/costs.csv"),
+        ("digits", "pareto:0", "digits", "pareto:0"),
+        ("../scans", "/costs.csv", "project/../scans", "/costs.csv"),
+        ("scans", "pmi", "project/scans", "pmi"),  # never those that happen to lie where csada was started
+    ]:
+        train = given(Path("project"), text.format(data, costs))
+        assert train == {"data": data_seen, "out": "project/model"}
+        assert given(Path("project"), text.format(data, costs), "fit")["costs"] == costs_seen
+
+
+def test_options_of_a_method_are_a_table_or_a_list(tmp_path):
+    for text in ('set = { weight = 2.5, estimator = "full", fixed = true }', 'set = ["weight=2.5", "estimator=full"]'):
+        assert given(tmp_path, f"[fit]\n{text}", "fit")["options"][:2] == ["weight=2.5", "estimator=full"]
+    assert given(tmp_path, '[fit]\nset = "weight=2"', "fit")["options"] == ["weight=2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dta = 1", "unknown key 'dta' at the top; known: data, "),
+        ('model = "resnet9"', r"unknown key 'model' at the top; .* its table, such as \[train\]"),
+        ("[trian]\nepochs = 1", r"unknown table \[trian\]; did you mean 'train'"),
+        ("[train]\nepocs = 1", r"unknown key 'epocs' in \[train\]; known: data, out, epochs"),
+        ("[train]\nepochs = 2024-01-01", "epochs is .*; text, a number, true or false is needed"),
+        ("[train", "cannot read the project file .*csada.toml"),
+    ],
+)
+def test_what_no_command_knows_is_refused(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        given(tmp_path, text)
+
+
+def test_a_quick_start_passes_by_as_many_images_whatever_their_number():
+    few, many, most = (choose(n, 480, True, gpu=False).train for n in (300, 3_000, 300_000))
+    assert few["epochs"] == 100 and many["epochs"] == 10 and most["epochs"] == 5
+    assert few["model"] == "resnet9" and few["size"] == 72
+    assert choose(300, 480, True, gpu=True).train["size"] == 224
+    assert "size" not in choose(300, None, False, gpu=False).train
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Digits as PNG files: three classes of 40."""
+    root = tmp_path_factory.mktemp("somewhere") / "photos"
+    digits = load_digits()
+    for name, k in (("one", 1), ("seven", 7), ("zero", 0)):
+        (root / name).mkdir(parents=True)
+        for i, image in enumerate(digits.images[digits.target == k][:40]):
+            Image.fromarray((15 * image).astype("uint8")).save(root / name / f"{i}.png")
+    return root
+
+
+def test_from_init_to_a_decision_without_a_flag(photos, tmp_path):
+    made = csada("init", photos, "--out", tmp_path)
+    assert made.returncode == 0 and made.stderr == ""
+    assert f"cd {tmp_path}" in made.stdout and "csada predict IMAGES" in made.stdout
+    project = tomllib.loads((tmp_path / "csada.toml").read_text())
+    assert project["train"]["model"] == "cnn" and project["train"]["size"] == 8
+    with (tmp_path / "costs.csv").open("a") as file:
+        file.write("seven,one,10,looks alike\n")
+
+    def done(*words):
+        run = csada(*words, cwd=tmp_path)
+        assert run.returncode == 0, (words, run.stderr)
+        return run
+
+    checked = done("costs", "check")
+    assert "calling seven one costs 10" in checked.stdout and "settings from csada.toml" in checked.stderr
+    done("train", "--epochs", "3")
+    record = json.loads((tmp_path / "baseline" / "record.json").read_text())
+    assert len(record["history"]) == 3 and record["model"] == "cnn"  # what was given, and what was not
+    done("fit", "--epochs", "1")
+    assert CostMatrix.from_csv(tmp_path / "model" / "costs.csv")["seven", "one"] == 10
+    done("report")
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    images = sorted((photos / "seven").iterdir())[:3]
+    rows = done("predict", *images).stdout.splitlines()
+    assert len(rows) == 4 and rows[0].startswith("file,class,probability")
+
+
+def test_a_project_is_used_from_elsewhere_and_flags_add_to_its_options(tmp_path):
+    project = tmp_path / "there" / "csada.toml"
+    project.parent.mkdir()
+    project.write_text(
+        'data = "digits"\ncosts = "pareto:0"\nscale = 0.1\n[train]\nmodel = "mlp"\nepochs = 1\nout = "baseline"\n'
+        '[fit]\nmodel = "baseline"\nout = "fitted"\nepochs = 1\nset = { weight = 3, tasks = 4 }\n'
+    )
+    for words in (["train"], ["fit", "--set", "tasks=5"]):
+        run = csada("--project", project, *words, cwd=tmp_path)
+        assert run.returncode == 0, run.stderr
+    options = json.loads((project.parent / "fitted" / "record.json").read_text())["options"]
+    assert options["weight"] == 3 and options["tasks"] == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_the_projects_model_is_not_taken_for_an_image_nor_the_other_way_round(tmp_path):
+    (tmp_path / "csada.toml").write_text('[predict]\nmodel = "mine"\n')
+    assert "mine does not exist" in csada("predict", "a.png", "b.png", cwd=tmp_path).stderr
+    assert "other.onnx" in csada("predict", "other.onnx", "b.png", cwd=tmp_path).stderr
+
+
+def test_a_broken_project_is_one_line_and_helps_stay_readable(tmp_path):
+    (tmp_path / "csada.toml").write_text("[train]\nepocs = 1\n")
+    run = csada("train", cwd=tmp_path)
+    assert run.returncode == 2 and len(run.stderr.strip().splitlines()) == 1 and "epocs" in run.stderr
+    assert csada("train", "--help", cwd=tmp_path).returncode == 0
+
+
+def test_the_papers_experiments_take_nothing_from_a_project():
+    known = known_settings(get_command(app))
+    assert "reproduce" not in known and "init" not in known
+    assert known["fit"]["set"].flag == "--set" and known["train"]["out"].is_path and known["fit"]["costs"].may_be_path
+
+
+def test_init_never_overwrites_what_was_filled_in(photos, tmp_path):
+    filled = "truth,predicted,cost\n*,*,1\nseven,one,10\nzero,one,2\n"
+    (tmp_path / "costs.csv").write_text(filled)
+    assert csada("init", photos, "--out", tmp_path).returncode == 0
+    again = csada("init", photos, "--out", tmp_path)
+    assert again.returncode == 2 and "--force overwrites it" in again.stderr
+    assert (tmp_path / "costs.csv").read_text() == filled
+    (tmp_path / "costs.csv").write_text(filled.replace("seven", "sewen"))
+    wrong = csada("init", photos, "--out", tmp_path, "--force")
+    assert wrong.returncode == 2 and "rename 'sewen' to 'seven'" in wrong.stderr

@@ -25,6 +25,29 @@ def test_a_baseline_says_whether_it_fits_its_training_data_and_comes_back_from_i
     assert json.loads((folder / "record.json").read_text()) == json.loads(json.dumps(record))
 
 
+def test_a_training_that_was_interrupted_goes_on_and_another_one_begins_anew(tmp_path):
+    splits = csada.data.load("digits", scale=0.2)
+    seen = []
+
+    def stop(line, total):
+        seen.append(line["epoch"])
+        if line["epoch"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_baseline(splits, "cnn", epochs=5, checkpoints=tmp_path, on_epoch=stop)
+    told = lambda line, total: seen.append(line["epoch"])  # noqa: E731
+    resumed = train_baseline(splits, "cnn", epochs=5, checkpoints=tmp_path, on_epoch=told)
+    assert seen[:3] == [1, 2, 3] and seen[3] > 1 and seen[-1] == 5  # from a checkpoint on
+    assert [line["epoch"] for line in resumed.record["history"]] == [1, 2, 3, 4, 5]
+    whole = train_baseline(splits, "cnn", epochs=5)
+    pairs = zip(resumed.model.parameters(), whole.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    train_baseline(csada.data.load("digits", scale=0.1), "cnn", epochs=5, checkpoints=tmp_path, on_epoch=told)
+    assert seen[-5:] == [1, 2, 3, 4, 5]
+    assert whole.record["stages"][0]["batch_size"] == 27  # an eighth of 216 samples
+
+
 def test_stages_freeze_all_but_the_head_first(monkeypatch):
     from csada.experiments import baseline as module
     from csada.models.recipes import Stage

@@ -7,7 +7,6 @@ augmentation; a baseline that does not reach it is marked.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from csada.costs import CostMatrix
 from csada.data.splits import Splits
 from csada.errors import InputError
 from csada.evaluation import evaluate_scores, predict_logits
+from csada.experiments.evidence import input_of
+from csada.experiments.folders import checkpoint_name, replaced
 from csada.experiments.records import environment, write_json
 from csada.models import RECIPES, Recipe, create, freeze, head, load_weights, save, unfreeze
 from csada.models.modes import device_of
@@ -48,13 +49,17 @@ def train_baseline(
     seed: int = 0,
     epochs: int | None = None,
     pretrained: str | None = None,
+    device: torch.device | None = None,
+    checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
 ) -> Baseline:
     """Train by one of RECIPES on the best device there is; `epochs` replaces a one-stage recipe's number of them.
 
-    Without a recipe it is "fast" for the ResNets and "small" for networks without batch norm.
+    Without a recipe it is "fast" for the ResNets and "small" for networks without batch norm. Where samples are few, a
+    batch holds an eighth of them, 16 at least, and the learning rate is lowered with it.
 
-    on_epoch(line, total) is told after every epoch, `total` counting those of all stages.
+    checkpoints: a folder from which the same training goes on. on_epoch(line, total) is told after every epoch, `total`
+    counting those of all stages.
     """
     recipe = recipe or ("fast" if model.startswith("resnet") else "small")
     if recipe not in RECIPES:
@@ -64,16 +69,24 @@ def train_baseline(
         if len(stages) > 1:
             raise InputError(f"recipe {recipe!r} has {len(stages)} stages; its epochs cannot be replaced by one number")
         stages = (dataclasses.replace(stages[0], epochs=epochs),)
-    device = best_device()
+    few = max(len(splits.train) // 8, 16)
+    stages = tuple(
+        stage
+        if stage.batch_size <= few
+        else dataclasses.replace(stage, batch_size=few, lr=stage.lr * few / stage.batch_size)
+        for stage in stages
+    )
     shape = splits.train.batch(torch.arange(1)).x.shape[1:]
     net = create(model, len(splits.classes), seed=seed, **arguments_for(model, shape))
     if pretrained is not None:
         load_weights(net, pretrained, seed=seed)
-    net = net.to(device)
+    net = net.to(device or best_device())
     total = sum(stage.epochs for stage in stages)
-    started = time.perf_counter()
-    net, history = train_stages(net, splits, stages, seed, lambda line: on_epoch(line, total) if on_epoch else None)
-    seconds = time.perf_counter() - started
+    told: Callable[[Epoch], None] = lambda line: on_epoch(line, total) if on_epoch else None  # noqa: E731
+    if checkpoints is not None:
+        settings = {"model": model, "stages": [dataclasses.asdict(stage) for stage in stages], "pretrained": pretrained}
+        checkpoints = checkpoints / checkpoint_name(splits, seed=seed, **settings)
+    net, history = train_stages(net, splits, stages, seed, told, checkpoints)
     costs = CostMatrix.uniform(len(splits.classes))
     scores = {part: predict_logits(net, splits, part=part) for part in ("train", "validation", "test")}
     counts = {part: evaluate_scores(s, costs) for part, s in scores.items()}
@@ -90,7 +103,7 @@ def train_baseline(
             "stages": [dataclasses.asdict(stage) for stage in stages],
             "seed": seed,
             "samples": {part: e.samples for part, e in counts.items()},
-            "training_seconds": seconds,
+            "training_seconds": sum(line["seconds"] for line in history),
             "training_loss": loss,
             "interpolates": loss < INTERPOLATES,
             "accuracy": {part: e.accuracy for part, e in counts.items()},
@@ -132,15 +145,17 @@ def train_stages(
 
 
 def save_baseline(baseline: Baseline, splits: Splits, folder: Path) -> Path:
-    """The model as a bundle, and its record beside it."""
+    """The model as a bundle, and its record beside it: both or neither."""
     record = baseline.record
     config = {
         "architecture": record["model"],
         "arguments": record["arguments"],
         "classes": splits.classes,
         "normalization": dataclasses.asdict(splits.train.normalization),
+        "input": input_of(splits),
         "metadata": {key: record[key] for key in ("data", "recipe", "seed", "accuracy", "training_loss")},
     }
-    save(baseline.model, folder, config=config)
-    write_json(folder / "record.json", record)
+    with replaced(folder) as new:
+        save(baseline.model, new, config=config)
+        write_json(new / "record.json", record)
     return folder

@@ -1,0 +1,126 @@
+"""The folder that a command writes: one run at a time works on it, and it goes from one complete state to the next.
+
+While a run is under way the folder keeps what it had; beside that lie the run's lock and its checkpoints. What is new is
+written to a folder next to it, and the two change places in one step. So whoever reads the folder, or kills the run, finds the
+old files or the new ones, never some of each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import glob
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from csada.data.splits import Splits
+from csada.errors import InputError, RunError
+from csada.experiments.spec import identity
+from csada.models.bundles import CONFIG
+
+LOCK, CHECKPOINT = "lock", "checkpoint-"
+STALE = ("README.md", "evidence.npz", "report.html", "model.onnx")  # what tells of the model that is replaced
+EXCHANGE, HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
+
+
+@contextmanager
+def reserved(out: Path) -> Iterator[Path]:
+    """`out`, made where it is missing, for this run alone; a second one is refused."""
+    out = usable(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / LOCK).open("a")
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = _is_in(out, file)
+        except BlockingIOError:
+            mine = False
+        if not mine:
+            raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
+        for left in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            yield out
+        finally:
+            if _is_in(out, file):  # else the folder was replaced, and a new one may have its own
+                (out / LOCK).unlink()
+                if not os.listdir(out):  # nothing came of it
+                    out.rmdir()
+
+
+def _is_in(out: Path, lock: IO[str]) -> bool:
+    """Whether this is the folder's lock still: whoever holds a lock that is gone from its place holds nothing."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), (out / LOCK).stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def replaced(out: Path) -> Iterator[Path]:
+    """An empty folder to write to, which is `out` in the end; other files that lie there stay."""
+    out = usable(out)
+    new = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        new.mkdir(parents=True)
+        yield new
+        if not out.exists():
+            new.rename(out)
+            return
+        for entry in out.iterdir():
+            if not (entry.name in STALE or _passing(entry) or (new / entry.name).exists()):
+                (shutil.copytree if entry.is_dir() else shutil.copy2)(entry, new / entry.name)
+        exchange(new, out)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {out}: {error.strerror}; what was there is kept, and the same command goes on from its checkpoint"
+        ) from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def usable(out: Path) -> Path:
+    """The folder's own place, after making sure that it holds nothing strange and can be replaced."""
+    out = out.resolve()
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a folder with --out")
+    fixed = out in (here := Path.cwd(), *here.parents) or os.path.ismount(out)
+    if fixed or (out.exists() and not os.access(out.parent, os.W_OK)):
+        raise InputError(f"{out} cannot be replaced as a whole; give a folder in it, such as --out {out / 'model'}")
+    strange = [entry.name for entry in out.iterdir() if not _passing(entry)] if out.exists() else []
+    if strange and CONFIG not in strange:
+        some = ", ".join(sorted(strange)[:3]) + (", ..." if len(strange) > 3 else "")
+        raise InputError(f"{out} holds files that are not csada's ({some}); give a new or an empty folder with --out")
+    return out
+
+
+def exchange(a: Path, b: Path) -> None:
+    """Two folders change places: in one step on Linux; elsewhere `b` is missing for a moment, with its files beside it."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None or rename(HERE, os.fsencode(a), HERE, os.fsencode(b), EXCHANGE) != 0:
+        aside = a.with_suffix(".old")
+        b.rename(aside)
+        a.rename(b)
+        aside.rename(a)
+
+
+def checkpoint_name(splits: Splits, **settings: Any) -> str:
+    """One for every run: the same command finds its checkpoint again, another begins anew."""
+    labels = b"".join(part.y.numpy().tobytes() for part in (splits.train, splits.validation, splits.test))
+    data = [splits.name, splits.classes, list(splits.train.x.shape), asdict(splits.train.normalization)]
+    return CHECKPOINT + identity({"data": data, "labels": hashlib.sha256(labels).hexdigest(), **settings})
+
+
+def _passing(entry: Path) -> bool:
+    """Whether it is there for the time of a run alone."""
+    partial = entry.name.startswith(".") and entry.suffix == ".tmp"
+    return entry.name == LOCK or entry.name.startswith(CHECKPOINT) or partial

@@ -13,19 +13,24 @@ from rich.table import Table
 
 from csada.cli.common import (
     AsJson,
+    Bundle,
     Costs,
     DataDir,
     DataSet,
+    Device,
+    Flip,
     OutDir,
     Scale,
+    Size,
     SkipBad,
     app,
+    chosen_device,
     console,
     errors,
+    load_data,
     progress,
     show_files,
 )
-from csada.cli.work import Bundle, Device, Flip, Size, _device, _load
 
 
 @app.command()
@@ -65,8 +70,8 @@ def tune(
         errors.print(
             "settings are drawn at random; install 'csada[tune]' for a guided search", soft_wrap=True, markup=False
         )
-    config, where = read_config(model), _device(device)
-    splits = _load(data, data_dir, scale, size, flip, skip_bad, config)
+    config, where = read_config(model), chosen_device(device)
+    splits = load_data(data, data_dir, scale, size, flip, skip_bad, config)
     with progress("training") as update:
         record = tuning.tune(
             model,

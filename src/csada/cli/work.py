@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,30 +12,31 @@ from rich.table import Table
 
 from csada.cli.common import (
     AsJson,
+    Bundle,
     Costs,
     DataDir,
     DataSet,
+    Device,
+    Flip,
     OutDir,
     Scale,
+    Size,
     SkipBad,
     app,
+    chosen_device,
     console,
     errors,
+    load_data,
     progress,
     show_files,
+    takes_option,
 )
 from csada.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
-    from csada.data import Splits
-
-Size = Annotated[int | None, typer.Option(min=8, help="Pixels to which the sides of images are brought.")]
-Flip = Annotated[bool, typer.Option(help="Mirror training images: where left and right mean the same.")]
-Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
 Track = Annotated[str | None, typer.Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
-Bundle = Annotated[Path, typer.Argument(help="A folder written by `csada train` or `csada fit`.")]
 
 
 @app.command()
@@ -73,15 +72,15 @@ def train(
     from csada.project import choose
     from csada.tracking import tracked
 
-    where = _device(device)
+    where = chosen_device(device)
     gpu = where.type == "cuda"
-    if size is None and _takes(data, data_dir, "size"):
+    if size is None and takes_option(data, data_dir, "size"):
         from csada.data.folder import shorter_side
 
         module, root = find(data, data_dir)
         side = shorter_side(root) if module == "csada.data.folder" and root is not None else 224
         size = choose(1, side, True, gpu=gpu).train["size"]  # the same for any number of samples
-    splits = _load(data, data_dir, scale, size, flip, skip_bad)
+    splits = load_data(data, data_dir, scale, size, flip, skip_bad)
     shape = splits.train.x.shape[1:]
     suited = choose(len(splits.train), (size or shape[-1]) if len(shape) == 3 else None, False, gpu=gpu).train
     model = model or suited["model"]
@@ -175,11 +174,11 @@ def fit_command(
     from csada.report.card import ROWS, advice, evaluations
     from csada.tracking import tracked
 
-    config, where = read_config(model), _device(device)
+    config, where = read_config(model), chosen_device(device)
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | {"seed": seed}
     settings |= parse_options(options or [])
-    splits = _load(data, data_dir, scale, size, flip, skip_bad, config)
+    splits = load_data(data, data_dir, scale, size, flip, skip_bad, config)
     splits = fitting(splits, config, str(model))
     table = costs_for(costs, splits.classes)
     told = {"data": data, "start": str(model), "costs": costs, "method": method, **settings}
@@ -268,11 +267,11 @@ def evaluate(
     from csada.experiments.evidence import costs_in, judge
     from csada.models import read_config
 
-    config, where = read_config(model), _device(device)
+    config, where = read_config(model), chosen_device(device)
     table = costs_in(model) if costs is None else costs_for(costs, config["classes"])
     if table is None:
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
-    splits = _load(data, data_dir, scale, size, False, skip_bad, config)
+    splits = load_data(data, data_dir, scale, size, False, skip_bad, config)
     judged = judge(model, splits, table, part=part, decision=decision, device=where)
     e, confused = judged.evaluation, judged.confused
     if as_json:
@@ -385,43 +384,3 @@ def _numbers(e: Any) -> dict[str, Any]:
     low, high = e.interval("weighted_error_rate")
     cost = {"cost_per_100": 100 * e.weighted_error_rate, "interval": [100 * low, 100 * high]}
     return {"samples": e.samples, "accuracy": e.accuracy, **cost, "coverage": e.coverage}
-
-
-def _load(
-    data: str,
-    data_dir: Path | None,
-    scale: float,
-    size: int | None,
-    flip: bool,
-    skip_bad: bool,
-    bundle: dict[str, Any] | None = None,
-) -> Splits:
-    """The data; images in the size that the model of the bundle takes, unless told."""
-    from csada.data import load
-
-    takes = (bundle or {}).get("input")
-    if size is None and takes and len(takes["shape"]) == 3 and _takes(data, data_dir, "size"):
-        size = takes["shape"][-1]
-    given = {"size": size, "flip": flip, "skip_bad": skip_bad}
-    with progress("decoding") as update:
-        splits = load(data, data_dir, scale, on_progress=update, **{k: v for k, v in given.items() if v})
-    for name in splits.skipped:
-        errors.print(f"left out: {name}", soft_wrap=True, markup=False, highlight=False)
-    return splits
-
-
-def _takes(data: str, data_dir: Path | None, option: str) -> bool:
-    from csada.data import find
-
-    return option in inspect.signature(import_module(find(data, data_dir)[0]).load).parameters
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"unknown device {name!r}; known: auto, cpu, cuda")
-    gpu = torch.cuda.is_available()
-    if name == "cuda" and not gpu:
-        raise InputError("PyTorch finds no GPU for --device cuda; leave it out, or give --device cpu")
-    return torch.device("cuda" if gpu and name != "cpu" else "cpu")

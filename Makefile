@@ -47,7 +47,7 @@ $(VENV)/installed-dev: $(VENV)/installed-test
 	touch $@
 
 docs: $(VENV)/installed-test
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed-bench
 	$(BIN)/python benchmarks/bench_input.py

@@ -45,7 +45,7 @@ def test_a_training_that_was_interrupted_goes_on_and_another_one_begins_anew(tmp
     assert all(torch.equal(a, b) for a, b in pairs)
     train_baseline(csada.data.load("digits", scale=0.1), "cnn", epochs=5, checkpoints=tmp_path, on_epoch=told)
     assert seen[-5:] == [1, 2, 3, 4, 5]
-    assert whole.record["stages"][0]["batch_size"] == 27  # an eighth of 216 samples
+    assert whole.record["stages"][0]["batch_size"] == 16  # the least; a 32nd of 216 samples would be 6
 
 
 def test_stages_freeze_all_but_the_head_first(monkeypatch):

@@ -1,5 +1,6 @@
 """The program as a user starts it: a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -54,3 +55,10 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path):
 def test_quiet_when_the_output_is_no_terminal():
     run = csada("data", "show", "digits")
     assert run.returncode == 0 and run.stderr == "" and "\x1b" not in run.stdout
+
+
+def test_what_is_there_as_json():
+    shown = json.loads(csada("data", "show", "digits", "--scale", "0.2", "--json").stdout)
+    assert list(shown["samples"]) == ["train", "validation", "test"] and len(shown["samples"]["test"]) == 10
+    listed = json.loads(csada("reproduce", "--list", "--scale", "smoke", "--json", "--runs", "nowhere").stdout)
+    assert len(listed) == 10 and {"name", "runs", "done", "seconds_left"} <= set(listed[0])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from csada.cli.common import DataDir, DataSet, Scale, SkipBad, app, console, progress, show_files
+from csada.cli.common import AsJson, DataDir, DataSet, Scale, SkipBad, app, console, progress, show_files
 from csada.errors import InputError
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: show what they hold, download public ones.")
@@ -22,6 +23,7 @@ def data_show(
     scale: Scale = 1.0,
     skip_bad: SkipBad = False,
     figure: Annotated[Path | None, typer.Option(help="Also draw one image of each class into this file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """What a data set holds: parts, classes, samples a class.
 
@@ -35,22 +37,28 @@ def data_show(
 
     with progress("decoding") as update:
         splits = load(data, data_dir, scale, on_progress=update, **({"skip_bad": True} if skip_bad else {}))
-    table = Table("class", "train", "validation", "test", title=splits.name)
-    parts = (splits.train, splits.validation, splits.test)
-    counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)) for part in parts]
-    for name, *numbers in zip(splits.classes, *counts, strict=True):
-        table.add_row(name, *map(str, numbers))
-    table.add_section()
-    table.add_row("all", *(f"{len(part):,}" for part in parts))
-    console.print(table)
-    for name in splits.skipped:
-        console.print(f"left out: {name}", soft_wrap=True, markup=False, highlight=False)
+    names = ("train", "validation", "test")
+    parts = [getattr(splits, name) for name in names]
+    counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]
+    if as_json:
+        found = {name: dict(zip(splits.classes, row, strict=True)) for name, row in zip(names, counts, strict=True)}
+        typer.echo(json.dumps({"name": splits.name, "samples": found, "skipped": splits.skipped}, indent=1))
+    else:
+        table = Table("class", *names, title=splits.name)
+        for label, *numbers in zip(splits.classes, *counts, strict=True):
+            table.add_row(label, *map(str, numbers))
+        table.add_section()
+        table.add_row("all", *(f"{len(part):,}" for part in parts))
+        console.print(table)
+        for file in splits.skipped:
+            console.print(f"left out: {file}", soft_wrap=True, markup=False, highlight=False)
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")
         first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(splits.classes))]
         images = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
-        show_files(save(examples_figure(images, splits.classes, columns=5), figure, (figure.suffix[1:] or "png",)))
+        files = save(examples_figure(images, splits.classes, columns=5), figure, (figure.suffix[1:] or "png",))
+        show_files([] if as_json else files)
 
 
 @data_app.command("fetch")
@@ -75,6 +83,7 @@ def data_save(
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
     data_dir: DataDir = None,
     scale: Scale = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draw and of the splits.")] = 0,
     size: Annotated[
         int | None, typer.Option(min=8, help="Pixels of a side, where the data set lets one choose.")
     ] = None,
@@ -86,6 +95,6 @@ def data_save(
     from csada.data import folder, load
 
     with progress("drawing") as update:
-        splits = load(data, data_dir, scale, on_progress=update, **({} if size is None else {"size": size}))
+        splits = load(data, data_dir, scale, seed, on_progress=update, **({} if size is None else {"size": size}))
     with progress("writing") as update:
         show_files([folder.save(splits, out, update)])

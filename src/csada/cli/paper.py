@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -138,6 +139,7 @@ def reproduce(
     all_pairs: Annotated[bool, typer.Option(help="Every pair of classes, not only the chosen ones.")] = False,
     limit_minutes: Annotated[float | None, typer.Option(help="Start no further run after this time.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes at once; with several GPUs they share these.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
     """Tables and figures of the paper: do the runs that are missing, write the record, draw from it.
 
@@ -148,6 +150,7 @@ def reproduce(
 
     if show:
         table = Table("name", "data", "runs done", "left, about", "shows", box=SIMPLE)
+        listed = []
         for each in specs.names():
             if specs.has_scale(each, scale):
                 spec = specs.load_spec(each, scale, data)
@@ -155,6 +158,11 @@ def reproduce(
                 total = len(plan.runs) or spec.count
                 left = len(plan.missing()) if plan.runs else total
                 table.add_row(each, spec.data, f"{total - left} of {total}", _duration(left * spec.seconds), spec.title)
+                state = {"runs": total, "done": total - left, "seconds_left": left * spec.seconds}
+                listed.append({"name": each, "data": spec.data, **state, "shows": spec.title})
+        if as_json:
+            typer.echo(json.dumps(listed, indent=1))
+            return
         console.print(table)
         console.print("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.", soft_wrap=True)
         return

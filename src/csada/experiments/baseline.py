@@ -56,7 +56,7 @@ def train_baseline(
     """Train by one of RECIPES on the best device there is; `epochs` replaces a one-stage recipe's number of them.
 
     Without a recipe it is "fast" for the ResNets and "small" for networks without batch norm. Where samples are few, a
-    batch holds an eighth of them, 16 at least, and the learning rate is lowered with it.
+    batch holds a 32nd of them, 16 at least, so that an epoch has steps enough, and the learning rate is lowered with it.
 
     checkpoints: a folder from which the same training goes on. on_epoch(line, total) is told after every epoch, `total`
     counting those of all stages.
@@ -69,7 +69,7 @@ def train_baseline(
         if len(stages) > 1:
             raise InputError(f"recipe {recipe!r} has {len(stages)} stages; its epochs cannot be replaced by one number")
         stages = (dataclasses.replace(stages[0], epochs=epochs),)
-    few = max(len(splits.train) // 8, 16)
+    few = max(len(splits.train) // 32, 16)
     stages = tuple(
         stage
         if stage.batch_size <= few

@@ -126,7 +126,7 @@ def test_the_paired_tests_are_over_seeds_and_on_cost():
     "arguments, message",
     [
         (("--costs", "uniform", "--methods", "csada,sosrr"), "unknown method 'sosrr'; did you mean 'sosr'?"),
-        (("--costs", "letters.csv"), "letters.csv lacks the data's class '2'; known: 0, 1, two, 3"),
+        (("--costs", "letters.csv"), "letters.csv names other classes than the data: take out 'two', which the data lack; add the data's '2'"),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_exit_status_2(arguments, message, tmp_path):
@@ -141,7 +141,7 @@ def test_a_wrong_argument_is_one_line_and_exit_status_2(arguments, message, tmp_
     [
         ("absent.csv", None, r"there is no cost table absent\.csv; give a CSV file, uniform, pareto:SEED or pmi"),
         ("pareto", None, "write pareto:0"),
-        ("pmi", None, "the PMI cost table lacks the data's class 'red'"),
+        ("pmi", None, "the PMI cost table names other classes than the data"),
         ("uniform", "mpl", "unknown model 'mpl'; did you mean 'mlp'?"),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_cannot_be_used_is_named_with_the_way_out(costs, model, message):
 def test_costs_follow_the_classes_by_name():
     given = csada.CostMatrix.from_pairs(["b", "a"], {("b", "a"): 7})
     assert costs_for(given, ("a", "b"))["b", "a"] == 7 and costs_for(given, ("a", "b")).classes == ("a", "b")
-    with pytest.raises(InputError, match="has class 'b', which the data lack"):
+    with pytest.raises(InputError, match="take out 'b', which the data lack"):
         costs_for(csada.CostMatrix.from_pairs(["a", "b", "c"], {}), ("a", "c"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -131,26 +130,7 @@ def read_costs(costs: str, data: str | None, data_dir: Path | None = None) -> tu
     from csada.experiments.compare import costs_for
 
     test = counts(data, data_dir)["test"]
-    if is_file:
-        _check_names(costs, CostMatrix.from_csv(costs).classes, data, tuple(test))
     return costs_for(costs, tuple(test)), test
-
-
-def _check_names(file: str, given: tuple[str, ...], data: str, classes: tuple[str, ...]) -> None:
-    """Every difference at once, in one line, with the renaming that would put it right."""
-    missing, unknown = ([name for name in a if name not in b] for a, b in ((classes, given), (given, classes)))
-    advice = []
-    for name in list(unknown):
-        if near := difflib.get_close_matches(name, missing, n=1):
-            advice.append(f"rename {name!r} to {near[0]!r}")
-            unknown.remove(name)
-            missing.remove(near[0])
-    if unknown:
-        advice.append(f"take out {', '.join(map(repr, unknown))}, which the data lack")
-    if missing:
-        advice.append(f"add the data's {', '.join(map(repr, missing))}")
-    if advice:
-        raise InputError(f"{file} names other classes than {data}: {'; '.join(advice)}")
 
 
 def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, Any]:

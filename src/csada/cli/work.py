@@ -135,7 +135,10 @@ def fit_command(
     epochs: Annotated[
         int | None, typer.Option(min=0, help="Else 10, for some methods 50; 0 only chooses the decision rule.")
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Else 0.001 for cnn and mlp, 0.0001 for the ResNets.")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Else by model and method: 0.001 for cnn and mlp, 0.00002 to 0.0001 for ResNets."),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Else 64 to 512 by the model, and at most an eighth of the samples.")
     ] = None,

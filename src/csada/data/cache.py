@@ -21,6 +21,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from csada.data.fetch import Progress, user_cache
@@ -135,6 +136,8 @@ def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[n
         pixels = square(encoded, size)
     except MemoryError:
         raise
+    except UnidentifiedImageError:  # its own words name an object in memory
+        return "not an image that Pillow knows"
     except Exception as error:  # a broken file makes Pillow raise almost anything
         return str(error) or type(error).__name__
     wide = pixels.reshape(3, -1).astype(np.int64)

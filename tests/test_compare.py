@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 import csada
+from csada.data.folder import save
 from csada.errors import InputError
 from csada.experiments.compare import compare, costs_for, make_plan, method_names, summarise
 from csada.experiments.records import environment, read_json, write_json
@@ -126,7 +127,10 @@ def test_the_paired_tests_are_over_seeds_and_on_cost():
     "arguments, message",
     [
         (("--costs", "uniform", "--methods", "csada,sosrr"), "unknown method 'sosrr'; did you mean 'sosr'?"),
-        (("--costs", "letters.csv"), "letters.csv names other classes than the data: take out 'two', which the data lack; add the data's '2'"),
+        (
+            ("--costs", "letters.csv"),
+            "other classes than the data: take out 'two', which the data lack; add the data's '2'",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_exit_status_2(arguments, message, tmp_path):
@@ -178,3 +182,9 @@ def test_a_record_is_written_whole_and_names_no_path(tmp_path):
         read_json(tmp_path / "broken.json")
     found = environment()
     assert found["csada"] == csada.__version__ and "/" not in json.dumps(found)
+
+
+def test_images_of_a_folder_are_brought_to_the_size_that_is_asked_for(tmp_path):
+    folder = save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "pills")
+    record = compare(folder, "uniform", ["penalty"], seeds=1, model="cnn", epochs=1, baseline_epochs=1, size=16)
+    assert record["model"]["size"] == 16

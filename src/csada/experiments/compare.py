@@ -122,6 +122,7 @@ def compare(
     lr: float | None = None,
     baseline_epochs: int | None = None,
     scale: float = 1.0,
+    size: int | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
     on_seed: Callable[[Record], object] | None = None,
@@ -129,12 +130,14 @@ def compare(
     """The record: what was run, the confusion counts of every run, and their summary.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
-    fine-tuning. on_progress(done, total) counts epochs; on_seed gets the record so far after every seed.
+    fine-tuning. size: pixels of an image's side, where the data can be resized. on_progress(done, total) counts epochs;
+    on_seed gets the record so far after every seed.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
     names = method_names(methods)
-    splits = load(data, data_dir, scale, 0, on_progress)
+    own = {} if size is None else {"size": size}
+    splits = load(data, data_dir, scale, 0, on_progress, **own)
     plan = make_plan(splits, costs_for(costs, splits.classes), names, model, epochs, lr, baseline_epochs)
     record: Record = {
         "format": FORMAT,
@@ -153,7 +156,7 @@ def compare(
         "runs": [],
     }
     for seed in range(seeds):
-        splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress)
+        splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
         count = Count(seed * plan.epochs, seeds * plan.epochs, on_progress)
         with borrowed_threads(plan.threads):
             record["runs"] += one_seed(plan, splits, seed, count)

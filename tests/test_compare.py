@@ -129,7 +129,7 @@ def test_the_paired_tests_are_over_seeds_and_on_cost():
         (("--costs", "uniform", "--methods", "csada,sosrr"), "unknown method 'sosrr'; did you mean 'sosr'?"),
         (
             ("--costs", "letters.csv"),
-            "other classes than the data: take out 'two', which the data lack; add the data's '2'",
+            "other classes than the data: take out 'two'; add '2'",
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_what_cannot_be_used_is_named_with_the_way_out(costs, model, message):
 def test_costs_follow_the_classes_by_name():
     given = csada.CostMatrix.from_pairs(["b", "a"], {("b", "a"): 7})
     assert costs_for(given, ("a", "b"))["b", "a"] == 7 and costs_for(given, ("a", "b")).classes == ("a", "b")
-    with pytest.raises(InputError, match="take out 'b', which the data lack"):
+    with pytest.raises(InputError, match=r"than the data: take out 'b'$"):
         costs_for(csada.CostMatrix.from_pairs(["a", "b", "c"], {}), ("a", "c"))
 
 

@@ -82,7 +82,7 @@ def test_evaluate_takes_new_images_as_the_model_was_trained(trained, tmp_path):
         path.rename(tmp_path / "new" / "zinc" / path.name)
     wrong = program("evaluate", root / "model", tmp_path / "new", "--costs", costs)
     assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1
-    assert "they have bleu, zinc and lack blue, cream; rename 'bleu' to 'blue'?" in wrong.stderr
+    assert "rename 'bleu' to 'blue'; take out 'zinc'; add 'cream'" in wrong.stderr
 
 
 def test_evaluate_says_what_it_cannot_do(trained):

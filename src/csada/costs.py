@@ -224,6 +224,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
 
 
+def class_changes(given: Sequence[str], known: Sequence[str]) -> str:
+    """What would make the given classes the known ones, every difference in one line; nothing where they agree."""
+    missing, unknown = ([name for name in a if name not in b] for a, b in ((known, given), (given, known)))
+    changes = []
+    for name in list(unknown):
+        if near := difflib.get_close_matches(name, missing, n=1):
+            changes.append(f"rename {name!r} to {near[0]!r}")
+            unknown.remove(name)
+            missing.remove(near[0])
+    for verb, names in (("take out", unknown), ("add", missing)):
+        if names:
+            changes.append(f"{verb} {', '.join(map(repr, names[:10]))}" + ", ..." * (len(names) > 10))
+    return "; ".join(changes)
+
+
 class _Row(NamedTuple):
     line: int
     cells: list[str]

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from csada.attacks import Outcome, attack
-from csada.costs import CostMatrix, Pair
+from csada.costs import CostMatrix, Pair, class_changes
 from csada.data.augment import Normalization
 from csada.data.splits import Part, Splits
 from csada.decisions import Abstention, MinimumExpectedCost, Rule, argmax, from_plain, threshold_for_budget
@@ -52,7 +51,7 @@ def fitting(splits: Splits, config: Mapping[str, Any], name: str, *, every_class
     """
     classes = tuple(config["classes"])
     if set(splits.classes) - set(classes) or (every_class and set(classes) - set(splits.classes)):
-        raise InputError(renames(classes, splits.classes, name))
+        raise InputError(f"{splits.name} has other classes than {name}: {class_changes(splits.classes, classes)}")
     shape = input_of(splits)["shape"]
     if config["input"] and list(config["input"]["shape"]) != shape:
         needed, given = (" x ".join(map(str, s)) for s in (config["input"]["shape"], shape))
@@ -66,15 +65,6 @@ def fitting(splits: Splits, config: Mapping[str, Any], name: str, *, every_class
 
     train, validation, test = map(known, (splits.train, splits.validation, splits.test))
     return replace(splits, train=train, validation=validation, test=test, classes=classes)
-
-
-def renames(known: Sequence[str], given: Sequence[str], name: str) -> str:
-    """How the data's classes differ from the model's, and what may be meant."""
-    extra, missing = ([c for c in a if c not in b] for a, b in ((given, known), (known, given)))
-    meant = {c: near[0] for c in extra if (near := difflib.get_close_matches(c, missing, n=1))}
-    facts = [f"{verb} {', '.join(names[:10])}" for verb, names in (("have", extra), ("lack", missing)) if names]
-    hint = ", ".join(f"{old!r} to {new!r}" for old, new in meant.items())
-    return f"the data's classes are not those of {name}: they {' and '.join(facts)}" + f"; rename {hint}?" * bool(hint)
 
 
 # -- counts ------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class Spec:
     matrices: int = 1  # Pareto matrices, seeds 0, 1, ...
     lambdas: Sequence[float] = ()  # values of csada's weight to run through
     replications: int = 1  # fine-tuning seeds
+    replications_elsewhere: int | None = None  # of the matrices after the first, where fewer will do
     fresh: bool = False  # every replication has its own data seed and its own baseline
     track: str | None = None  # "test_wer": the test cost after every epoch joins the history
     seconds: float = 60.0  # expected for a run
@@ -76,8 +77,14 @@ class Spec:
     def count(self) -> int:
         """How many runs, baselines not counted."""
         pairs = ALL_PAIRS if self.pairs == "all" else self.pairs if isinstance(self.pairs, int) else len(self.pairs)
-        costs = {"pairs": pairs, "pareto": self.matrices}.get(self.costs, 1)
-        return self.replications * costs * sum(len(self.lambdas) or 1 if m == "csada" else 1 for m in self.methods)
+        costs = self.replications * (pairs if self.costs == "pairs" else 1)
+        if self.costs == "pareto":
+            costs = sum(self.matrices_in(replication) for replication in range(self.replications))
+        return costs * sum(len(self.lambdas) or 1 if m == "csada" else 1 for m in self.methods)
+
+    def matrices_in(self, replication: int) -> int:
+        elsewhere = self.replications if self.replications_elsewhere is None else self.replications_elsewhere
+        return self.matrices if replication < elsewhere else 1
 
 
 def names() -> list[str]:
@@ -149,7 +156,9 @@ def _over(below: Table, above: Table) -> Table:
 
 def _check(spec: Spec) -> None:
     """Whatever can be refused before any work is refused here."""
-    for name in ("replications", "matrices"):
+    for name in ("replications", "matrices", "replications_elsewhere"):
+        if name == "replications_elsewhere" and spec.replications_elsewhere is None:
+            continue
         if not (isinstance(getattr(spec, name), int) and getattr(spec, name) >= 1):
             raise InputError(f"{name} must be a whole number of at least 1, got {getattr(spec, name)!r}")
     if not (spec.pairs == "all" or isinstance(spec.pairs, int | list)):
@@ -203,7 +212,7 @@ def run_configs(spec: Spec, confusions: Mapping[str, Any], pairs: Any = None) ->
     for replication in range(spec.replications):
         baseline = identity(baseline_config(spec, replication))
         seed = replication if spec.fresh else 0
-        for costs in _costs(spec, spec.pairs if pairs is None else pairs, confusions.get(baseline)):
+        for costs in _costs(spec, replication, spec.pairs if pairs is None else pairs, confusions.get(baseline)):
             for method in spec.methods:
                 for weight in (spec.lambdas if method == "csada" else ()) or (None,):
                     options = spec.options[method] | ({} if weight is None else {"weight": weight})
@@ -225,9 +234,9 @@ def _data(spec: Spec, seed: int) -> Config:
     }
 
 
-def _costs(spec: Spec, pairs: Any, confusion: Any) -> list[Config]:
+def _costs(spec: Spec, replication: int, pairs: Any, confusion: Any) -> list[Config]:
     if spec.costs == "pareto":
-        return [{"kind": "pareto", "seed": k} for k in range(spec.matrices)]
+        return [{"kind": "pareto", "seed": k} for k in range(spec.matrices_in(replication))]
     if spec.costs != "pairs":
         return [{"kind": "preset", "name": spec.costs}]
     if not isinstance(pairs, list):

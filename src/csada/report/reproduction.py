@@ -291,6 +291,8 @@ def failure_table(record: Record) -> list[Table]:
         gains = [cell(column(by_pair[pair], *key), accuracy_measure()) for pair in pairs]
         points = [value.change for value in gains if value is not None and value.change is not None]
         rows.append((name, *cells, None if key == (None, False) else Value(float(np.mean(points)), signed=True)))
+    two = [pair for pair in pairs if len({run.baseline for run in by_pair[pair]}) > 1]
+    mixed = f"; for {_count(two, 'pair')} each method had its own, and Baseline is their mean" if two else ""
     return [
         Table(
             record.name,
@@ -305,7 +307,7 @@ def failure_table(record: Record) -> list[Table]:
             (
                 f"{record.setting()} Each pair is an experiment of its own, in which only this mistake costs anything; "
                 "after the comma: the change of the mean against the baseline's, in percent of it. "
-                f"From {_count({run.baseline for run in record.runs}, 'trained baseline')}.",
+                f"From {_count({run.baseline for run in record.runs}, 'trained baseline')}{mixed}.",
                 paper.FAILURE,
                 f"{RULE} {ONE_PAIR}",
             ),

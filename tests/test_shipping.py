@@ -219,13 +219,24 @@ def test_predict_sees_the_pixels_that_training_sees(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (31, 47, 4), dtype=np.uint8)
     for mode, name in [("RGB", "a.jpg"), ("RGBA", "a.png"), ("L", "b.png"), ("P", "a.gif"), ("CMYK", "b.jpg")]:
         picture = Image.fromarray(noise).convert("RGB").convert(mode)
-        exif = picture.getexif()
-        exif[0x0112] = 6  # a camera held upright: the loader does not turn it, so predict must not
-        picture.save(tmp_path / name, exif=exif)
+        picture.save(tmp_path / name)
         encoded = (tmp_path / name).read_bytes()
         assert np.array_equal(square(encoded, 20), cache.square(encoded, 20))
     grey = square((tmp_path / "b.png").read_bytes(), 20, channels=1)
     assert np.array_equal(grey, square((tmp_path / "b.png").read_bytes(), 20)[:1])
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.tif", "a.webp"])
+def test_a_picture_from_a_camera_held_sideways_is_turned_upright(name, tmp_path):
+    ramp = np.linspace(0, 255, 40 * 60 * 3).reshape(40, 60, 3).astype(np.uint8)  # dark above, light below
+    picture = Image.fromarray(ramp)
+    exif = picture.getexif()
+    exif[0x0112] = 6  # the camera stores it on its side: turn it clockwise to show it
+    picture.transpose(Image.Transpose.ROTATE_90).save(tmp_path / name, exif=exif)
+    picture.save(tmp_path / f"upright-{name}")
+    turned, upright = (square((tmp_path / n).read_bytes(), 20).astype(int) for n in (name, f"upright-{name}"))
+    assert abs(turned - upright).max() < 12
+    assert upright[:, -1].mean() - upright[:, 0].mean() > 200
 
 
 def test_predict_decides_as_the_rule_does_on_the_data_themselves(bundles, images, digits, cnn):

@@ -49,6 +49,14 @@ def test_paper_scale_has_the_values_of_the_text_and_script_those_of_the_authors_
     assert len(load_spec("lambda-cifar10", "paper").lambdas) * 3 == load_spec("lambda-cifar10", "paper").count
 
 
+def test_the_first_matrix_may_have_more_replications_than_the_others():
+    spec = load_spec("table-cifar10", "fast")
+    runs = [(c["method"], c["costs"]["seed"], c["seed"]) for c in run_configs(spec, {})]
+    assert {run[1:] for run in runs} == {(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (2, 0), (3, 0), (4, 0)}
+    assert [run[1] for run in runs[:15:3]] == [0, 1, 2, 3, 4]  # all matrices before any second replication
+    assert load_spec("table-cifar10", "paper").count == 75
+
+
 def test_the_errors_table_shows_the_very_runs_of_the_comparison():
     a, b = load_spec("table-pmi-resnet34"), load_spec("errors-pmi")
     assert run_configs(a, {}) == run_configs(b, {}) and a.folder == b.folder and a.record != b.record

@@ -9,15 +9,17 @@ import io
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 MODES = {1: "L", 3: "RGB"}
 
 
 def square(encoded: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
-    """[channels, size, size]: the centre of the image, resized; grey where there is one channel."""
+    """[channels, size, size]: the centre of the image, upright and resized; grey where there is one channel."""
     with Image.open(io.BytesIO(encoded)) as image:
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # a camera that was held sideways says so here
+            ImageOps.exif_transpose(image, in_place=True)
         pixels = image.convert(MODES[channels])
     side = min(pixels.size)
     left, top = (pixels.width - side) // 2, (pixels.height - side) // 2

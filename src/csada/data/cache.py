@@ -28,7 +28,7 @@ from csada.data.fetch import Progress, user_cache
 from csada.errors import InputError, RunError
 from csada.pixels import square
 
-VERSION = 1  # raised when the pixels or the layout of the files change
+VERSION = 2  # raised when the pixels or the layout of the files change
 CHUNK = 256  # images decoded between two writes
 
 Encoded = tuple[str, Callable[[], bytes]]  # an image's name, and how its bytes are read

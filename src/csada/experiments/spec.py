@@ -157,10 +157,9 @@ def _over(below: Table, above: Table) -> Table:
 def _check(spec: Spec) -> None:
     """Whatever can be refused before any work is refused here."""
     for name in ("replications", "matrices", "replications_elsewhere"):
-        if name == "replications_elsewhere" and spec.replications_elsewhere is None:
-            continue
-        if not (isinstance(getattr(spec, name), int) and getattr(spec, name) >= 1):
-            raise InputError(f"{name} must be a whole number of at least 1, got {getattr(spec, name)!r}")
+        value = getattr(spec, name)
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
     if not (spec.pairs == "all" or isinstance(spec.pairs, int | list)):
         raise InputError(f'pairs must be "all", a number or a list of [truth, predicted], got {spec.pairs!r}')
     if spec.track not in (None, "test_wer"):

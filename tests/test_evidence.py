@@ -199,3 +199,28 @@ def test_a_baseline_of_rows_knows_its_input(tmp_path):
     record = {"model": "mlp", "arguments": {"features": 2}, "data": "toy", "recipe": "small", "seed": 0}
     baseline = Baseline(csada.models.create("mlp", 3, features=2), record | {"accuracy": {}, "training_loss": 1.0})
     assert read_config(save_baseline(baseline, splits, tmp_path / "m"))["input"] == {"shape": [2], "dtype": "float32"}
+
+
+def test_columns_of_a_table_are_matched_by_name_whatever_their_order(tmp_path):
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 2, 300)
+    x = generator.normal(0, 1, (300, 2)) * [1, 50] + y[:, None] * [4, 0]
+    rows = [(a, b, ["well", "ill"][k]) for (a, b), k in zip(x.round(3).tolist(), y, strict=True)]
+
+    def written(name, header, order):
+        text = "\n".join([header, *(",".join(str(row[i]) for i in order) for row in rows)])
+        (tmp_path / name).write_text(text + "\n")
+        return tmp_path / name
+
+    data = written("data.csv", "marker,dose,state", (0, 1, 2))
+    turned = written("turned.csv", "dose,marker,state", (1, 0, 2))
+    other = written("other.csv", "marker,doze,state", (0, 1, 2))
+    assert program("train", data, "--out", tmp_path / "m", "--model", "mlp", "--epochs", "20").returncode == 0
+    assert read_config(tmp_path / "m")["input"]["columns"] == ["marker", "dose"]
+    costs = csada.CostMatrix.from_pairs(("ill", "well"), {("ill", "well"): 5})
+    found = [judge(tmp_path / "m", csada.data.load(path), costs).evaluation for path in (data, turned)]
+    assert (found[0].confusion == found[1].confusion).all() and found[0].accuracy > 0.9
+    answers = [program("predict", tmp_path / "m", path) for path in (data, turned)]
+    assert answers[0].returncode == 0 and answers[0].stdout == answers[1].stdout
+    with pytest.raises(csada.InputError, match=r"other has other columns than .*m: rename 'doze' to 'dose'"):
+        judge(tmp_path / "m", csada.data.load(other), costs)

@@ -83,6 +83,7 @@ class Splits:
     classes: tuple[str, ...]
     name: str = "data"
     skipped: tuple[str, ...] = ()  # files left out because they could not be read, when the user asked for that
+    columns: tuple[str, ...] = ()  # the features of a table, in their order
 
     def __repr__(self) -> str:
         rows = [f"{part}: {len(getattr(self, part)):,}" for part in ("train", "validation", "test")]

@@ -42,7 +42,8 @@ def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label:
     normalization = Normalization(tuple(seen.mean(0).tolist()), tuple(std.tolist()))
     whole = Part(torch.from_numpy(x).float(), torch.from_numpy(y), normalization)
     train, validation, test = (whole.take(index) for index in indices)
-    return scaled(Splits(train, validation, test, classes, path.stem), scale, seed)
+    columns = tuple(name for name in header if name != label)
+    return scaled(Splits(train, validation, test, classes, path.stem, columns=columns), scale, seed)
 
 
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:

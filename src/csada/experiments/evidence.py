@@ -41,13 +41,14 @@ Arrays = dict[str, NDArray[Any]]
 def input_of(splits: Splits) -> dict[str, Any]:
     """A sample as it is stored, in the shape that a model sees: the bundle's `input`."""
     shape = splits.train.batch(torch.arange(1)).x.shape[1:]
-    return {"shape": list(shape), "dtype": "uint8" if splits.train.x.dtype == torch.uint8 else "float32"}
+    dtype = "uint8" if splits.train.x.dtype == torch.uint8 else "float32"
+    return {"shape": list(shape), "dtype": dtype} | ({"columns": list(splits.columns)} if splits.columns else {})
 
 
 def fitting(splits: Splits, config: Mapping[str, Any], name: str, *, every_class: bool = True) -> Splits:
-    """The data as the saved model knows them: its classes in its order, and normalised as in its training.
+    """The data as the saved model knows them: its classes and columns in its order, normalised as in its training.
 
-    Other classes and other shapes are refused; without `every_class` the data may lack some.
+    Other classes, columns and shapes are refused; without `every_class` the data may lack some.
     """
     classes = tuple(config["classes"])
     if set(splits.classes) - set(classes) or (every_class and set(classes) - set(splits.classes)):
@@ -56,15 +57,21 @@ def fitting(splits: Splits, config: Mapping[str, Any], name: str, *, every_class
     if config["input"] and list(config["input"]["shape"]) != shape:
         needed, given = (" x ".join(map(str, s)) for s in (config["input"]["shape"], shape))
         raise InputError(f"{name} takes samples of {needed}; those of {splits.name} are {given}: see --size")
+    places, columns = None, tuple((config["input"] or {}).get("columns") or splits.columns)
+    if splits.columns and columns != splits.columns:
+        if changes := class_changes(splits.columns, columns):
+            raise InputError(f"{splits.name} has other columns than {name}: {changes}")
+        places = torch.tensor([splits.columns.index(column) for column in columns])
     number, own = torch.tensor([classes.index(c) for c in splits.classes]), splits.train.normalization
     if (saved := config["normalization"]) is not None:
         own = Normalization(tuple(saved["mean"]), tuple(saved["std"]), saved["scale"])
 
     def known(part: Part) -> Part:
-        return replace(part, y=number[part.y], normalization=own)
+        x = part.x if places is None else part.x[:, places]
+        return replace(part, x=x, y=number[part.y], normalization=own)
 
     train, validation, test = map(known, (splits.train, splits.validation, splits.test))
-    return replace(splits, train=train, validation=validation, test=test, classes=classes)
+    return replace(splits, train=train, validation=validation, test=test, classes=classes, columns=columns)
 
 
 # -- counts ------------------------------------------------------------------------------------------

@@ -17,10 +17,15 @@ from csada.errors import InputError
 
 
 def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
-    """60 % / 20 % / 20 %, stratified by class. `label` names the label's column; it is the last one unless told."""
+    """60 % / 20 % / 20 %, stratified by class. `label` names the label's column.
+
+    Unless told it is the last one, or the only one that holds no number at all.
+    """
     path = Path(path)
     header, rows = _read(path)
-    label = header[-1] if label is None else label
+    if label is None:
+        words = [name for i, name in enumerate(header) if not any(_is_number(row[i]) for _, row in rows)]
+        label = words[0] if len(words) == 1 else header[-1]
     if label not in header:
         raise InputError(f"{path} has no column {label!r}{did_you_mean(label, header)}")
     column = header.index(label)
@@ -30,7 +35,10 @@ def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label:
     names = [row[column] for _, row in rows]
     classes = _classes(path, names)
     x = np.array(
-        [[_number(path, line, header[i], text) for i, text in enumerate(row) if i != column] for line, row in rows]
+        [
+            [_number(path, line, header[i], text, label) for i, text in enumerate(row) if i != column]
+            for line, row in rows
+        ]
     )
     y = np.array([classes.index(name) for name in names])
     indices = stratified(y, (60, 20, 20), seed)
@@ -90,13 +98,17 @@ def _is_integer(text: str) -> bool:
     return True
 
 
-def _number(path: Path, line: int, column: str, text: str) -> float:
+def _is_number(text: str) -> bool:
     try:
-        value = float(text)
+        return math.isfinite(float(text))
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+        return False
+
+
+def _number(path: Path, line: int, column: str, text: str, label: str) -> float:
+    if not _is_number(text):
         raise InputError(
-            f"{path}, line {line}, column {column!r}: {text!r} is not a finite number; fill it in or remove it"
+            f"{path}, line {line}, column {column!r}: {text!r} is not a finite number; fill it in or remove it "
+            f"(the label is column {label!r})"
         )
-    return value
+    return float(text)

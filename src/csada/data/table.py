@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from pathlib import Path
@@ -14,6 +13,7 @@ from csada.costs import did_you_mean
 from csada.data.augment import Normalization
 from csada.data.splits import Part, Splits, scaled, stratified
 from csada.errors import InputError
+from csada.rows import read_rows
 
 
 def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
@@ -56,18 +56,9 @@ def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label:
 
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header, and the rows with the number of their line."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            (_, header), *rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8") from None
-    except csv.Error as error:
-        raise InputError(f"{path} is not a CSV file: {error}") from None
-    except ValueError:
-        raise InputError(f"{path} is empty; it needs a header and rows of numbers") from None
+    (_, header), *rows = list(read_rows(path)) or [(0, [])]
+    if not header:
+        raise InputError(f"{path} is empty; it needs a header and rows of numbers")
     if len(header) < 2:
         raise InputError(
             f"{path} has the single column {header[0]!r}; it needs features and a label, separated by commas"

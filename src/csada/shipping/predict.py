@@ -5,7 +5,6 @@ A model is a bundle or an exported ONNX file. For the latter nothing here needs 
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from PIL import UnidentifiedImageError
 
 from csada.errors import InputError
 from csada.pixels import MODES, SUFFIXES, square
+from csada.rows import read_rows
 
 METADATA, FORMAT = "csada", 1  # of an exported file: where its own description lies, and which one this version reads
 DEVICES = ("cpu", "cuda")
@@ -190,7 +190,7 @@ def _pixels(path: Path, size: int, channels: int) -> Array:
 def _table(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:
     if len(paths) > 1:
         raise InputError(f"the model takes rows of numbers: give one CSV file, not {len(paths)} inputs")
-    lines = _lines(paths[0])
+    lines = read_rows(paths[0])
     _, header = next(lines, (0, []))
     features, columns = given["shape"][0], given.get("columns")
     if columns is None:  # by their place; a last one more is the label, as in training
@@ -205,20 +205,6 @@ def _table(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:
     return (
         (number, partial(_numbers, line, row, places, len(header))) for number, (line, row) in enumerate(lines, start=1)
     )
-
-
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not empty, with the number of their line."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            yield from ((reader.line_num, [cell.strip() for cell in row]) for row in reader if row)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8") from None
-    except csv.Error as error:
-        raise InputError(f"{path} is not a CSV file: {error}") from None
 
 
 def _numbers(line: int, row: Sequence[str], places: Mapping[str, int], width: int) -> Array:

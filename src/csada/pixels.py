@@ -6,21 +6,34 @@ Needs Pillow and NumPy alone: a machine that only predicts has no PyTorch.
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
+from PIL.Image import Transpose
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 MODES = {1: "L", 3: "RGB"}
+TURNS = {  # what makes a picture upright, by the orientation that its camera noted
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
 
 
 def square(encoded: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
     """[channels, size, size]: the centre of the image, upright and resized; grey where there is one channel."""
     with Image.open(io.BytesIO(encoded)) as image:
-        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # a camera that was held sideways says so here
-            ImageOps.exif_transpose(image, in_place=True)
         pixels = image.convert(MODES[channels])
+        with suppress(Exception):  # a camera's notes that cannot be read do not make its picture worse
+            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)  # after decoding, which turns some formats
+            if orientation in TURNS:
+                pixels = pixels.transpose(TURNS[orientation])
     side = min(pixels.size)
     left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
     pixels = pixels.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BILINEAR)

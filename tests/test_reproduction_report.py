@@ -185,6 +185,18 @@ def failure():
     return record("failure-cifar10", [*runs, run("csada", lone, before, before)])
 
 
+def test_failure_summary_says_where_methods_started_from_different_baselines(tmp_path):
+    def note(content):
+        render(content, tmp_path)
+        text = (tmp_path / "failure-cifar10-fast.md").read_text()
+        return next(line for line in text.splitlines() if "trained baseline" in line)
+
+    assert note(failure()).endswith("From 1 trained baseline.")
+    content = failure()
+    next(r for r in content["runs"] if r["config"]["method"] == "penalty")["config"]["baseline"] = "b1"
+    assert "From 2 trained baselines; for 1 pair each method had its own, and Baseline is their mean." in note(content)
+
+
 def test_failure_summary_is_over_the_pairs_that_every_method_has(tmp_path):
     render(failure(), tmp_path)
     text = (tmp_path / "failure-cifar10-fast.md").read_text()

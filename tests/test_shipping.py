@@ -220,8 +220,9 @@ def test_predict_sees_the_pixels_that_training_sees(tmp_path):
     for mode, name in [("RGB", "a.jpg"), ("RGBA", "a.png"), ("L", "b.png"), ("P", "a.gif"), ("CMYK", "b.jpg")]:
         picture = Image.fromarray(noise).convert("RGB").convert(mode)
         picture.save(tmp_path / name)
-        encoded = (tmp_path / name).read_bytes()
-        assert np.array_equal(square(encoded, 20), cache.square(encoded, 20))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    for name, seen in zip(names, cache.decode_files(tmp_path, names, 20).images, strict=True):
+        assert np.array_equal(square((tmp_path / name).read_bytes(), 20), seen)
     grey = square((tmp_path / "b.png").read_bytes(), 20, channels=1)
     assert np.array_equal(grey, square((tmp_path / "b.png").read_bytes(), 20)[:1])
 

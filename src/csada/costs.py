@@ -224,8 +224,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
 
 
-def class_changes(given: Sequence[str], known: Sequence[str]) -> str:
-    """What would make the given classes the known ones, every difference in one line; nothing where they agree."""
+def name_changes(given: Sequence[str], known: Sequence[str]) -> str:
+    """What would make the given names (classes, columns) the known ones, in one line; nothing where they agree."""
     missing, unknown = ([name for name in a if name not in b] for a, b in ((known, given), (given, known)))
     changes = []
     for name in list(unknown):

@@ -17,15 +17,10 @@ from csada.rows import read_rows
 
 
 def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
-    """60 % / 20 % / 20 %, stratified by class. `label` names the label's column.
-
-    Unless told it is the last one, or the only one that holds no number at all.
-    """
+    """60 % / 20 % / 20 %, stratified by class. `label` names the label's column; it is the last one unless told."""
     path = Path(path)
     header, rows = _read(path)
-    if label is None:
-        words = [name for i, name in enumerate(header) if not any(_is_number(row[i]) for _, row in rows)]
-        label = words[0] if len(words) == 1 else header[-1]
+    label = header[-1] if label is None else label
     if label not in header:
         raise InputError(f"{path} has no column {label!r}{did_you_mean(label, header)}")
     column = header.index(label)
@@ -35,10 +30,7 @@ def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label:
     names = [row[column] for _, row in rows]
     classes = _classes(path, names)
     x = np.array(
-        [
-            [_number(path, line, header[i], text, label) for i, text in enumerate(row) if i != column]
-            for line, row in rows
-        ]
+        [[_number(path, line, header[i], text) for i, text in enumerate(row) if i != column] for line, row in rows]
     )
     y = np.array([classes.index(name) for name in names])
     indices = stratified(y, (60, 20, 20), seed)
@@ -89,17 +81,14 @@ def _is_integer(text: str) -> bool:
     return True
 
 
-def _is_number(text: str) -> bool:
+def _number(path: Path, line: int, column: str, text: str) -> float:
     try:
-        return math.isfinite(float(text))
+        value = float(text)
     except ValueError:
-        return False
-
-
-def _number(path: Path, line: int, column: str, text: str, label: str) -> float:
-    if not _is_number(text):
+        value = math.nan
+    if not math.isfinite(value):
         raise InputError(
-            f"{path}, line {line}, column {column!r}: {text!r} is not a finite number; fill it in or remove it "
-            f"(the label is column {label!r})"
+            f"{path}, line {line}, column {column!r}: {text!r} is not a finite number; fill it in or remove it. "
+            "If this column is the label, make it the last one"
         )
-    return float(text)
+    return value

@@ -20,7 +20,7 @@ import torch
 from scipy.stats import ttest_rel
 from torch import nn
 
-from csada.costs import CostMatrix, Pair, class_changes, did_you_mean
+from csada.costs import CostMatrix, Pair, did_you_mean, name_changes
 from csada.data import load
 from csada.data.fetch import Progress
 from csada.data.pmi import pmi_costs
@@ -304,7 +304,7 @@ def costs_for(costs: str | CostMatrix, classes: Sequence[str]) -> CostMatrix:
 
 
 def _in_order(costs: CostMatrix, classes: Sequence[str], source: str) -> CostMatrix:
-    if changes := class_changes(costs.classes, classes):
+    if changes := name_changes(costs.classes, classes):
         raise InputError(f"{source} names other classes than the data: {changes}")
     order = [costs.index(name) for name in classes]
     return CostMatrix(costs.values[np.ix_(order, order)], classes)

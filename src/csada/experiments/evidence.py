@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from csada.attacks import Outcome, attack
-from csada.costs import CostMatrix, Pair, class_changes
+from csada.costs import CostMatrix, Pair, name_changes
 from csada.data.augment import Normalization
 from csada.data.splits import Part, Splits
 from csada.decisions import Abstention, MinimumExpectedCost, Rule, argmax, from_plain, threshold_for_budget
@@ -52,14 +52,14 @@ def fitting(splits: Splits, config: Mapping[str, Any], name: str, *, every_class
     """
     classes = tuple(config["classes"])
     if set(splits.classes) - set(classes) or (every_class and set(classes) - set(splits.classes)):
-        raise InputError(f"{splits.name} has other classes than {name}: {class_changes(splits.classes, classes)}")
+        raise InputError(f"{splits.name} has other classes than {name}: {name_changes(splits.classes, classes)}")
     shape = input_of(splits)["shape"]
     if config["input"] and list(config["input"]["shape"]) != shape:
         needed, given = (" x ".join(map(str, s)) for s in (config["input"]["shape"], shape))
         raise InputError(f"{name} takes samples of {needed}; those of {splits.name} are {given}: see --size")
     places, columns = None, tuple((config["input"] or {}).get("columns") or splits.columns)
     if splits.columns and columns != splits.columns:
-        if changes := class_changes(splits.columns, columns):
+        if changes := name_changes(splits.columns, columns):
             raise InputError(f"{splits.name} has other columns than {name}: {changes}")
         places = torch.tensor([splits.columns.index(column) for column in columns])
     number, own = torch.tensor([classes.index(c) for c in splits.classes]), splits.train.normalization

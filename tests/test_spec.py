@@ -1,12 +1,16 @@
 """Experiment files: what they resolve to, and what is refused before any work."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from csada.errors import InputError
 from csada.experiments import spec as specs
+from csada.experiments.records import read_json
 from csada.experiments.spec import baseline_configs, choose_pairs, identity, load_spec, names, run_configs
 
+ROOT = Path(__file__).parents[1]
 GOOD = """
 title = "mine"
 data = "digits"
@@ -29,7 +33,7 @@ def test_all_ten_experiments_resolve_at_their_scales_to_as_many_runs_as_they_say
     for name in names():
         for scale in specs.SCALES:
             if not specs.has_scale(name, scale):
-                assert scale == "script"
+                assert scale in specs.OVER
                 continue
             spec = load_spec(name, scale)
             counts = {identity(c): confusion for c in baseline_configs(spec)}
@@ -47,6 +51,14 @@ def test_paper_scale_has_the_values_of_the_text_and_script_those_of_the_authors_
     assert text.options["sosr"]["schedule"] == "step:10:0.33" and script.options["sosr"]["epochs"] == 60
     assert load_spec("failure-cifar10", "paper").count == 180
     assert len(load_spec("lambda-cifar10", "paper").lambdas) * 3 == load_spec("lambda-cifar10", "paper").count
+
+
+def test_what_was_chosen_on_validation_is_fast_but_for_the_settings_that_were():
+    for name in ("table-pmi-resnet9", "table-pmi-resnet34"):
+        fast, chosen = (load_spec(name, scale) for scale in ("fast", "chosen"))
+        record = read_json(ROOT / f"results/settings-{chosen.name.removeprefix('table-')}-chosen.json")
+        for method, settings in record["chosen"].items():
+            assert chosen.options[method] == fast.options[method] | settings
 
 
 def test_the_first_matrix_may_have_more_replications_than_the_others():
@@ -109,7 +121,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path, text, message):
 def test_unknown_experiments_and_scales_are_named():
     with pytest.raises(InputError, match="did you mean 'table-cifar10'"):
         load_spec("table-cifar")
-    with pytest.raises(InputError, match="known: smoke, fast, paper, script"):
+    with pytest.raises(InputError, match="known: smoke, fast, chosen, paper, script"):
         load_spec("toy", "huge")
     with pytest.raises(InputError, match=r"toy\.toml has no scale 'script'; it has smoke, fast, paper"):
         load_spec("toy", "script")

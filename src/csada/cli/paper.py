@@ -126,7 +126,9 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="One of --list, all (the shortest first), or a TOML file of yours.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke, fast, paper, or script (as the authors' code).")] = "fast",
+    scale: Annotated[
+        str, typer.Option(help="smoke, fast, chosen (on validation), paper, or script (the authors').")
+    ] = "fast",
     show: Annotated[bool, typer.Option("--list", help="What there is, how far it is, how long it takes.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder of the runs; an interrupted one is continued there.")] = Path(
         "runs"

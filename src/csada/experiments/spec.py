@@ -26,12 +26,8 @@ from csada.training import Settings, make_method
 
 SPECS = Path(__file__).parent / "specs"
 DEFAULTS = "defaults"
-SCALES = (
-    "smoke",
-    "fast",
-    "paper",
-    "script",
-)  # script: over paper, the authors' scripts where they differ from the text
+SCALES = ("smoke", "fast", "chosen", "paper", "script")
+OVER = {"chosen": "fast", "script": "paper"}  # a scale that changes a few settings of another
 DRAWN = 0  # the seed with which pairs are drawn
 ALL_PAIRS = 90  # of ten classes: what a plan counts before the data is known
 
@@ -110,8 +106,8 @@ def load_spec(name: str, scale: str = "fast", data: str | None = None) -> Spec:
     if scale not in own:
         raise InputError(f"{path.name} has no scale {scale!r}; it has {', '.join(s for s in SCALES if s in own)}")
     layers = [{k: v for k, v in table.items() if k not in SCALES} for table in (shared, own)]
-    for part in ("paper", "script") if scale == "script" else (scale,):
-        layers += [shared[part], own.get(part, {})]
+    for part in (OVER[scale], scale) if scale in OVER else (scale,):
+        layers += [shared.get(part, {}), own.get(part, {})]
     table: Table = {}
     for layer in layers:
         table = _over(table, layer)

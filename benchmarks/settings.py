@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from csada.experiments.records import environment, read_json, write_json
-from csada.experiments.runner import Report, Run, do_runs, make_plan
+from csada.experiments.run import Run
+from csada.experiments.runner import Report, do_runs, make_plan
 from csada.experiments.spec import identity, load_spec, make_costs, run_configs
 from csada.metrics import accuracy, weighted_error_rate
 

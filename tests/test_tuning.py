@@ -16,7 +16,7 @@ from csada.decisions import from_plain
 from csada.experiments import tuning
 from csada.experiments.baseline import save_baseline, train_baseline
 from csada.experiments.demo import COSTS
-from csada.experiments.runner import locked
+from csada.experiments.folders import locked
 from csada.models import load, read_config
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from csada.errors import InputError
+from csada.files import whole
 
 Pair = tuple[int, int]
 ClassLike = int | str
@@ -132,13 +133,10 @@ class CostMatrix:
         """
         path = Path(path)
         rows = list(self._list() if as_list else self._table())
-        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("w", newline="", encoding="utf-8") as file:
+            with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
                 file.writelines(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
                 csv.writer(file, lineterminator="\n").writerows(rows)
-            os.replace(partial, path)
         except OSError as error:
             raise InputError(f"cannot write the costs to {path}: {error.strerror}; choose another place") from None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
@@ -23,6 +22,7 @@ from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
 from csada.costs import did_you_mean
 from csada.errors import InputError
+from csada.files import write_text
 
 Told = Callable[[dict[str, Any], Any], Any]  # an on_epoch: of `fit`, or of anything else that tells of its epochs
 
@@ -34,10 +34,7 @@ class CSVFolder(CSVLogger):
         super().__init__(folder, name=None, flush_logs_every_n_steps=1)
 
     def log_hyperparams(self, params: Any) -> None:
-        file = Path(self.experiment.log_dir) / "settings.json"
-        partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        partial.write_text(json.dumps(params, indent=1, default=str), encoding="utf-8")
-        os.replace(partial, file)
+        write_text(Path(self.experiment.log_dir) / "settings.json", json.dumps(params, indent=1, default=str))
 
 
 def _tensorboard(folder: str) -> Logger:

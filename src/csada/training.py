@@ -34,6 +34,7 @@ from csada.costs import CostMatrix, did_you_mean
 from csada.data.batches import Batches, Data, LoaderBatches, Share, as_part, batches, shares
 from csada.data.splits import Batch, Part
 from csada.errors import Diverged, InputError
+from csada.files import whole
 from csada.methods import METHODS, Method
 from csada.methods.cross_entropy import CrossEntropy
 from csada.methods.csada import CSADA, Tasks
@@ -434,16 +435,14 @@ def fingerprint(settings: Settings, method: Method) -> str:
 def save_checkpoint(run: Run, loop: Loop, history: list[Epoch]) -> None:
     path = run.checkpoint
     assert path is not None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     state = {
         "run": fingerprint(run.settings, run.method),
         "model": loop.model.state_dict(),
         "optimizer": loop.optimizer.state_dict(),
         "history": history,
     }
-    torch.save(state, partial)
-    os.replace(partial, path)
+    with whole(path) as partial:
+        torch.save(state, partial)
 
 
 def resume(run: Run, loop: Loop) -> list[Epoch]:

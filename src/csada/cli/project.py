@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from csada.cli.common import DataSet, app, console, errors, show_files
 from csada.errors import InputError
+from csada.files import write_text
 
 if typing.TYPE_CHECKING:
     from csada.project import Commands
@@ -126,14 +127,11 @@ def init(
     if not is_new:
         read_costs(costs, data)
     choice = choose(sum(samples["train"].values()), *_images(data), gpu=torch.cuda.is_available())
-    partial = file.with_name(f".{FILE}.{os.getpid()}.tmp")
     try:
-        out.mkdir(parents=True, exist_ok=True)
         if is_new:
             write_template(table, samples["train"])
         text = template(_seen_from(out, data), _seen_from(out, costs), samples, choice)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)
+        write_text(file, text)
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; choose another place with --out") from None
     show_files([table, file] if is_new else [file])

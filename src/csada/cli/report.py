@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from csada.cli.common import AsJson, app, show_files
 from csada.errors import InputError
+from csada.files import write_text
 
 
 @app.command()
@@ -31,12 +31,9 @@ def report(
     target = out or folder / "report.html"
     if target.is_dir():
         raise InputError(f"{target} is a folder; name a file, for example --out {target / 'report.html'}")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     text = page.page(evidence)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", errors="replace")  # names of folders need not be text
-        os.replace(partial, target)
+        write_text(target, text, errors="replace")  # names of folders need not be text
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror}; choose another place with --out") from None
     if as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +14,7 @@ import typer
 
 from csada.cli.common import AsJson, app, console, errors, progress, show_files
 from csada.errors import InputError, RunError
+from csada.files import whole
 
 FORMATS = ("csv", "jsonl")
 
@@ -105,19 +105,15 @@ def predict(
 @contextmanager
 def _output(path: Path | None) -> Iterator[IO[str]]:
     """The standard output, or a file that gets its name when all is written. Names that are no UTF-8 pass unchanged."""
-    temporary = None if path is None else path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        target, own = temporary or sys.stdout.fileno(), temporary is not None
-        with open(target, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=own) as stream:
+        with (
+            whole(path) if path else nullcontext(sys.stdout.fileno()) as target,
+            open(
+                target, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=path is not None
+            ) as stream,
+        ):
             yield stream
-        if path is not None and temporary is not None:
-            os.replace(temporary, path)
     except BrokenPipeError:
         raise  # the reader has seen enough
     except OSError as error:
         raise RunError(f"{path or 'the output'} cannot be written: {error.strerror}") from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

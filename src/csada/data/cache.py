@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from csada.data.fetch import Progress, user_cache
 from csada.errors import InputError, RunError
+from csada.files import whole
 from csada.pixels import square
 
 VERSION = 2  # raised when the pixels or the layout of the files change
@@ -155,13 +155,8 @@ def _write_header(out: IO[bytes], shape: tuple[int, ...]) -> None:
 
 @contextlib.contextmanager
 def _renamed(path: Path) -> Iterator[IO[bytes]]:
-    """A file written under a name of its own; it takes its real name when all went well, and is removed when not."""
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """A file that takes its name when all went well, and when it is on the disk."""
+    with whole(path) as partial, partial.open("wb") as out:
+        yield out
+        out.flush()
+        os.fsync(out.fileno())

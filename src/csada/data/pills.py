@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from csada.data.fetch import Progress, user_cache
 from csada.data.pmi import AUGMENTATION, CLASSES, PARTS, PRODUCTS, Product
 from csada.data.splits import Part, Splits, check_scale
 from csada.errors import InputError, RunError
+from csada.files import whole
 
 RENDERER = 1  # part of every cache key: raise it when a picture changes
 
@@ -178,27 +178,21 @@ def _cached(part: str, counts: Sequence[int], seed: int, side: int, conditions: 
 
 
 def _write(path: Path, jobs: Sequence[Job], side: int, conditions: Conditions, report: Callable[[int], None]) -> None:
-    """Drawn in parallel and written in order, under a name of its own that becomes `path` at the end."""
-    partial = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    """Drawn in parallel and written in order."""
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(jobs), 3, side, side)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with whole(path) as partial, partial.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             done = 0
             for pictures in _in_parallel(jobs, side, conditions):
                 file.write(pictures.data)
                 done += len(pictures)
                 report(done)
-        os.replace(partial, path)
     except OSError as error:
         raise RunError(
             f"the pictures cannot be written to {path.parent}: {error.strerror or error}; they need "
             f"{len(jobs) * 3 * side**2 / 1e6:,.0f} MB there: free them, or set CSADA_CACHE to another folder"
         ) from None
-    finally:
-        if partial.exists():
-            partial.unlink()
 
 
 def _in_parallel(jobs: Sequence[Job], side: int, conditions: Conditions) -> Iterator[Bytes]:

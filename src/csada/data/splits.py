@@ -85,6 +85,11 @@ class Splits:
     skipped: tuple[str, ...] = ()  # files left out because they could not be read, when the user asked for that
     columns: tuple[str, ...] = ()  # the features of a table, in their order
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample, as a model sees it."""
+        return tuple(self.train.batch(torch.arange(1)).x.shape[1:])
+
     def __repr__(self) -> str:
         rows = [f"{part}: {len(getattr(self, part)):,}" for part in ("train", "validation", "test")]
         return f"Splits({self.name!r}, {len(self.classes)} classes, {', '.join(rows)}; {self.train!r})"

@@ -76,8 +76,7 @@ def train_baseline(
         else dataclasses.replace(stage, batch_size=few, lr=stage.lr * few / stage.batch_size)
         for stage in stages
     )
-    shape = splits.train.batch(torch.arange(1)).x.shape[1:]
-    net = create(model, len(splits.classes), seed=seed, **arguments_for(model, shape))
+    net = create(model, len(splits.classes), seed=seed, **arguments_for(model, splits.shape))
     if pretrained is not None:
         load_weights(net, pretrained, seed=seed)
     net = net.to(device or best_device())
@@ -97,7 +96,7 @@ def train_baseline(
             "experiment": "baseline",
             "data": splits.name,
             "model": model,
-            "arguments": arguments_for(model, shape),
+            "arguments": arguments_for(model, splits.shape),
             "pretrained": None if pretrained is None else Path(pretrained).name,
             "recipe": recipe,
             "stages": [dataclasses.asdict(stage) for stage in stages],

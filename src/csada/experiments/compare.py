@@ -320,10 +320,9 @@ def make_plan(
     baseline_epochs: int | None,
 ) -> Plan:
     """Every setting resolved, and refused here if it is bad, before any training."""
-    shape = tuple(splits.train.batch(torch.arange(1)).x.shape[1:])
-    model = model or default_model(shape)
-    arguments = arguments_for(model, shape)
-    large = len(shape) == 3 and max(shape[1:]) > 64
+    model = model or default_model(splits.shape)
+    arguments = arguments_for(model, splits.shape)
+    large = len(splits.shape) == 3 and max(splits.shape[1:]) > 64
     kind = ("photographs" if large else "residual") if model.startswith("resnet") else "plain"
     baseline = DEFAULTS[kind]["baseline"] | _given(epochs=baseline_epochs)
     options = {name: _options(name, kind, _given(epochs=epochs, lr=lr)) for name in methods}
@@ -331,7 +330,7 @@ def make_plan(
     for name, own in (("cross_entropy", baseline), *options.items()):
         Settings(**{k: v for k, v in own.items() if k in known})
         make_method(name, costs, {k: v for k, v in own.items() if k not in known}, costs_given=True)
-    threads = 1 if math.prod(shape) <= TINY else torch.get_num_threads()
+    threads = 1 if math.prod(splits.shape) <= TINY else torch.get_num_threads()
     return Plan(costs, model, arguments, baseline, options, threads)
 
 

@@ -40,9 +40,8 @@ Arrays = dict[str, NDArray[Any]]
 
 def input_of(splits: Splits) -> dict[str, Any]:
     """A sample as it is stored, in the shape that a model sees: the bundle's `input`."""
-    shape = splits.train.batch(torch.arange(1)).x.shape[1:]
     dtype = "uint8" if splits.train.x.dtype == torch.uint8 else "float32"
-    return {"shape": list(shape), "dtype": dtype} | ({"columns": list(splits.columns)} if splits.columns else {})
+    return {"shape": list(splits.shape), "dtype": dtype} | ({"columns": list(splits.columns)} if splits.columns else {})
 
 
 def fitting(splits: Splits, config: Mapping[str, Any], name: str, *, every_class: bool = True) -> Splits:
@@ -53,9 +52,8 @@ def fitting(splits: Splits, config: Mapping[str, Any], name: str, *, every_class
     classes = tuple(config["classes"])
     if set(splits.classes) - set(classes) or (every_class and set(classes) - set(splits.classes)):
         raise InputError(f"{splits.name} has other classes than {name}: {name_changes(splits.classes, classes)}")
-    shape = input_of(splits)["shape"]
-    if config["input"] and list(config["input"]["shape"]) != shape:
-        needed, given = (" x ".join(map(str, s)) for s in (config["input"]["shape"], shape))
+    if config["input"] and tuple(config["input"]["shape"]) != splits.shape:
+        needed, given = (" x ".join(map(str, s)) for s in (config["input"]["shape"], splits.shape))
         raise InputError(f"{name} takes samples of {needed}; those of {splits.name} are {given}: see --size")
     places, columns = None, tuple((config["input"] or {}).get("columns") or splits.columns)
     if splits.columns and columns != splits.columns:

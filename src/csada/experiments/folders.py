@@ -57,6 +57,19 @@ def reserved(out: Path) -> Iterator[Path]:
                     out.rmdir()
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Whether the folder is ours now. The file stays: removing it would let two hold different locks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def _is_in(out: Path, lock: IO[str]) -> bool:
     """Whether this is the folder's lock still: whoever holds a lock that is gone from its place holds nothing."""
     try:

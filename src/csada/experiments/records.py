@@ -14,6 +14,7 @@ import torch
 
 import csada
 from csada.errors import InputError
+from csada.files import write_text
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
 
@@ -45,13 +46,7 @@ def _commit() -> str | None:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
-    """Under a temporary name, then renamed: a record is there whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-    return path
+    return write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -36,9 +36,9 @@ from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.experiments.baseline import best_device
 from csada.experiments.evidence import fitting
 from csada.experiments.fine_tuning import fine_tune, folded, resolved, save_fine_tuned
-from csada.experiments.folders import CHECKPOINT, checkpoint_name
+from csada.experiments.folders import CHECKPOINT, checkpoint_name, locked
 from csada.experiments.records import environment, read_json, write_json
-from csada.experiments.runner import locked, write_text
+from csada.files import write_text
 from csada.metrics import Evaluation, bootstrap_paid
 from csada.models import load, read_config
 from csada.models.modes import borrowed_threads, device_of

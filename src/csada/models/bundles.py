@@ -22,6 +22,7 @@ from torch import nn
 
 from csada.costs import did_you_mean
 from csada.errors import InputError
+from csada.files import whole
 from csada.models.initial import seeded
 from csada.models.weights import WEIGHTS, fill, misfits, read
 from csada.models.zoo import MODELS, Factory, call, create
@@ -48,18 +49,11 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, config: Mapping[str,
         raise InputError(f"config must hold plain values that JSON can write: {error}") from None
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; a model is saved as a folder")
-    path.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
-    weights, text = (path / f".{name}.{os.getpid()}.tmp" for name in (WEIGHTS, CONFIG))
-    try:
+    with whole(path / CONFIG) as text, whole(path / WEIGHTS) as weights:  # the last gets its name first
         save_file(state, weights)
         record = {"format": FORMAT, **plain, "sha256": _sha256(weights)}
         text.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        os.replace(weights, path / WEIGHTS)
-        os.replace(text, path / CONFIG)
-    finally:
-        weights.unlink(missing_ok=True)
-        text.unlink(missing_ok=True)
     return path
 
 

@@ -12,6 +12,8 @@ matplotlib.use("Agg")  # figures are files here; no screen is needed
 
 from matplotlib.figure import Figure
 
+from csada.files import whole
+
 RED, GREEN, BLUE = "#D55E00", "#009E73", "#0072B2"  # Okabe and Ito
 GREY, DARK = "#999999", "#222222"
 METHOD_COLOURS = ("#555555", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -28,15 +30,12 @@ STYLE: dict[Any, Any] = {
 
 
 def save(figure: Figure, path: str | os.PathLike[str], formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
-    """Write the figure beside `path` in each format, under a temporary name first; the paths written."""
+    """Write the figure beside `path` in each format; the paths written."""
     written = []
     for suffix in formats:
         target = Path(path).with_suffix(f".{suffix}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.stem}.{os.getpid()}.{suffix}")
         metadata = {"Date": None} if suffix == "svg" else None
-        with matplotlib.rc_context(STYLE):
-            figure.savefig(partial, dpi=150, metadata=metadata)
-        os.replace(partial, target)
+        with whole(target) as partial, matplotlib.rc_context(STYLE):
+            figure.savefig(partial, format=suffix, dpi=150, metadata=metadata)
         written.append(target)
     return written

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from csada.files import write_text
+
 NONE = "–"  # what was not measured
 
 
@@ -114,16 +116,8 @@ WRITERS = {"md": markdown, "csv": comma_separated, "tex": latex}
 
 
 def write(table: Table, folder: str | os.PathLike[str]) -> list[Path]:
-    """One file a format, each under a temporary name first; the paths written."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix, writer in WRITERS.items():
-        path = Path(folder) / f"{table.name}.{suffix}"
-        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        partial.write_text(writer(table), encoding="utf-8")
-        os.replace(partial, path)
-        written.append(path)
-    return written
+    """One file a format; the paths written."""
+    return [write_text(Path(folder) / f"{table.name}.{suffix}", made(table)) for suffix, made in WRITERS.items()]
 
 
 def markdown_escape(words: str) -> str:

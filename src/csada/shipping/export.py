@@ -20,6 +20,7 @@ import torch
 
 import csada
 from csada.errors import InputError, RunError
+from csada.files import whole
 from csada.shipping.graph import DTYPES, Deployed, load
 from csada.shipping.predict import FORMAT, METADATA
 
@@ -69,17 +70,13 @@ def export(folder: str | os.PathLike[str], path: str | os.PathLike[str], dtype: 
     assert program is not None
     passes.ClearMetadataAndDocStringPass()(program.model)  # it names files of the machine that exported
     program.model.metadata_props[METADATA] = json.dumps(about)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        program.save(temporary, external_data=False)
-        session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
-        difference = max(compare(session, deployed, samples(deployed, n, dtype, seed=n)) for n in (1, 5))
-        os.replace(temporary, path)
+        with whole(path) as partial:
+            program.save(partial, external_data=False)
+            session = onnxruntime.InferenceSession(partial, providers=["CPUExecutionProvider"])
+            difference = max(compare(session, deployed, samples(deployed, n, dtype, seed=n)) for n in (1, 5))
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}; what was there before is kept") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return about | {"bytes": path.stat().st_size, "difference": difference}
 
 

@@ -1,0 +1,241 @@
+"""One run of an experiment: a folder named by the hash of its config.
+
+In it: config.json, environment.json, history.jsonl, a checkpoint while it is under way, logits.npz, and result.json, written
+last: with it the run is done.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from csada.costs import CostMatrix
+from csada.data import load
+from csada.data.splits import Splits
+from csada.decisions import MinimumExpectedCost
+from csada.errors import RunError
+from csada.evaluation import Scores, evaluate, predict_logits
+from csada.experiments.baseline import best_device, train_stages
+from csada.experiments.compare import TINY, confusions
+from csada.experiments.records import environment, read_json, write_json
+from csada.experiments.spec import Config, describe, make_costs, stages
+from csada.experiments.toy import Toy, panels
+from csada.files import whole, write_text
+from csada.models import arguments_for, create, load_weights, save
+from csada.models import load as load_model
+from csada.models.modes import borrowed_threads
+from csada.training import Epoch, fit
+
+BASELINES = "baselines"  # the folder of the baselines, which all experiments share
+PARTS = ("validation", "test")
+GRID = 150  # points a side of the toy's decision regions
+SHOWN_EPOCHS = 60  # of a longer history a record keeps this many, evenly
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    config: Config
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return describe(self.config)
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "result.json").exists()
+
+
+class Start(NamedTuple):
+    """A baseline as its runs take it up."""
+
+    model: nn.Module
+    scores: dict[str, Scores]
+
+
+@lru_cache(maxsize=2)
+def data_of(text: str, data_dir: str | None) -> Splits:
+    config = json.loads(text)
+    return load(config["data"], data_dir, config["data_scale"], config["data_seed"], **config["data_options"])
+
+
+@lru_cache(maxsize=2)
+def start_of(folder: Path, text: str, data_dir: str | None, device: torch.device) -> Start:
+    model = load_model(folder / "model").to(device)
+    return Start(model, all_scores(model, data_of(text, data_dir)))
+
+
+def baseline_folder(run: Run) -> Path:
+    folder: Path = run.folder.parents[1] / BASELINES / run.config["baseline"]
+    return folder
+
+
+def data_key(config: Config) -> str:
+    return json.dumps({k: v for k, v in config.items() if k.startswith("data")}, sort_keys=True)
+
+
+def all_scores(model: nn.Module, splits: Splits) -> dict[str, Scores]:
+    return {part: predict_logits(model, splits, part=part) for part in PARTS}
+
+
+def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
+    """One run from its start, or from where it was left, to its result."""
+    config, folder = run.config, run.folder
+    if config["kind"] != "baseline" and not Run({}, baseline_folder(run)).done:
+        raise RunError("its baseline is not trained")
+    write_json(folder / "config.json", config)
+    write_json(folder / "environment.json", environment())
+    with (folder / "starts.log").open("a") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}\n")
+    where = None if data_dir is None else str(data_dir)
+    splits = data_of(data_key(config), where)
+    tiny = math.prod(splits.shape) <= TINY
+    device = torch.device("cpu") if tiny else best_device()
+    with borrowed_threads(1 if tiny else torch.get_num_threads()), (folder / "history.jsonl").open("a") as log:
+
+        def on_epoch(line: Epoch) -> None:
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+            parent = multiprocessing.parent_process()
+            if parent is not None and not parent.is_alive():
+                os._exit(1)  # whoever started us is gone; the next runner goes on from the checkpoint
+            if tell:
+                tell()
+
+        if config["kind"] == "baseline":
+            result, scores, history = train_baseline(run, splits, device, on_epoch)
+        else:
+            result, scores, history = train_method(run, splits, device, on_epoch, where)
+    samples = {part: len(getattr(splits, part)) for part in ("train", *PARTS)}
+    result |= {"seconds": sum(line["seconds"] for line in history)}
+    result |= {"data": {"name": splits.name, "classes": list(splits.classes), "samples": samples}}
+    save_logits(folder / "logits.npz", scores)
+    write_text(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    write_json(folder / "result.json", result)
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+Outcome = tuple[Record, dict[str, Scores], list[Epoch]]
+
+
+def train_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None]) -> Outcome:
+    """Its recipe; every stage has its checkpoint, and one that was finished is only read."""
+    config = run.config
+    arguments = arguments_for(config["model"], splits.shape)
+    net = create(config["model"], len(splits.classes), seed=config["seed"], **arguments)
+    if "pretrained" in config:
+        load_weights(net, config["pretrained"], seed=config["seed"])
+    net = net.to(device)
+    with deterministic(device):
+        net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder)
+    scores = all_scores(net, splits)
+    logits, labels = predict_logits(net, splits, part="train")
+    result = confusions(scores, CostMatrix.uniform(len(splits.classes)))
+    result["training_loss"] = float(F.cross_entropy(logits, labels))  # without augmentation: does it fit its data?
+    about = {"architecture": config["model"], "arguments": arguments, "classes": splits.classes}
+    save(net, run.folder / "model", config=about | {"normalization": asdict(splits.train.normalization)})
+    return result, scores, history
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """GPU kernels that always sum in one order, where there are any: a sweep that goes on elsewhere starts alike there."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def train_method(
+    run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None], data_dir: str | None
+) -> Outcome:
+    config = run.config
+    start = start_of(baseline_folder(run), data_key(config), data_dir, device)
+    costs = make_costs(config["costs"], splits.classes)
+
+    def told(line: Epoch, model: nn.Module) -> Epoch:
+        more = {}
+        if config.get("track") == "test_wer":
+            more["test_wer"] = evaluate(model, splits, costs).weighted_error_rate
+        on_epoch(line | more)
+        return more
+
+    options = on_device(config["options"], device) | {"seed": config["seed"]}
+    kept = run.folder / "checkpoint"
+    fitted = fit(start.model, splits, config["method"], costs, on_epoch=told, checkpoint=kept, **options)
+    scores = all_scores(fitted.model, splits)
+    result = judged(scores, costs) | {"baseline": judged(start.scores, costs), "training_loss": None}
+    if config["kind"] == "toy":
+        both = (start.model, fitted.model)
+        toy = Toy(splits, *both, *(evaluate(model, splits, costs) for model in both))
+        result |= {"before": toy.before.confusion.tolist(), "after": toy.after.confusion.tolist()}
+        result["panels"] = [plain(asdict(panel)) for panel in panels(toy, resolution=GRID)]
+    return result, scores, fitted.history
+
+
+def on_device(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Half precision is for GPUs alone."""
+    return options | ({"precision": "32"} if device.type == "cpu" else {})
+
+
+def judged(scores: dict[str, Scores], costs: CostMatrix) -> Record:
+    """Confusion counts by the largest score, and by the calibrated rule, which comes from validation.
+
+    Where one pair alone costs, the plain rule would never predict that pair's class again; there its strength is the
+    one that loses at most half a point of accuracy on validation.
+    """
+    single = np.count_nonzero(costs.values) == 1
+    made = MinimumExpectedCost.within_budget if single else MinimumExpectedCost.calibrated
+    rule = made(*scores["validation"], costs)
+    fitted = {"temperature": rule.temperature, "strength": rule.strength}
+    return confusions(scores, costs) | {"rule": fitted | confusions(scores, costs, rule)}
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists with four digits after the point."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return (value.round(4) if value.dtype.kind == "f" else value).tolist()
+    return value
+
+
+def save_logits(path: Path, scores: dict[str, Scores]) -> None:
+    arrays = {part: s.logits.half().numpy() for part, s in scores.items()}
+    arrays |= {f"{part}_labels": s.labels.numpy() for part, s in scores.items()}
+    with whole(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_run(run: Run) -> Record | None:
+    if not run.done:
+        return None
+    history = [json.loads(line) for line in (run.folder / "history.jsonl").read_text().splitlines()]
+    kept = sorted(set(np.linspace(0, len(history) - 1, min(len(history), SHOWN_EPOCHS)).round().astype(int).tolist()))
+    result, about = (read_json(run.folder / name) for name in ("result.json", "environment.json"))
+    return {"config": run.config, "result": result, "history": [history[i] for i in kept], "environment": about}

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from csada.experiments.records import environment, read_json, write_json
-from csada.experiments.run import Run
-from csada.experiments.runner import Report, do_runs, make_plan
-from csada.experiments.spec import identity, load_spec, make_costs, run_configs
+from csada.workflow.runs import environment, read_json, write_json
+from csada.paper.run import Run
+from csada.paper.sweep import Report, do_runs, make_plan
+from csada.paper.spec import identity, load_spec, make_costs, run_configs
 from csada.metrics import accuracy, weighted_error_rate
 
 COSTS, SEED = 100, 100  # of the cost matrix, of the fine-tuning

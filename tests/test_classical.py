@@ -33,11 +33,11 @@ from csada.classical import (
 )
 from csada.classical.augmented import accept, surrogate_path
 from csada.errors import InputError
-from csada.experiments import tabular
-from csada.experiments.records import write_json
 from csada.methods import METHODS
 from csada.models.plain import mlp
+from csada.paper import tabular
 from csada.sklearn import CSADAClassifier, mean_cost
+from csada.workflow.runs import write_json
 
 MISSED_TUMOUR = {(0, 1): 10}
 

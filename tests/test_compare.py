@@ -11,8 +11,8 @@ from scipy.stats import ttest_rel
 import csada
 from csada.data.folder import save
 from csada.errors import InputError
-from csada.experiments.compare import compare, costs_for, make_plan, method_names, summarise
-from csada.experiments.records import environment, read_json, write_json
+from csada.workflow.compare import compare, costs_for, make_plan, method_names, summarise
+from csada.workflow.runs import environment, read_json, write_json
 
 QUICK = ("--scale", "0.3", "--epochs", "2", "--baseline-epochs", "8")
 
@@ -86,7 +86,7 @@ def test_a_method_does_not_depend_on_those_listed_before_it():
 
 
 def test_a_method_that_diverges_says_so_in_its_row_and_the_others_go_on(monkeypatch):
-    from csada.experiments.compare import DEFAULTS
+    from csada.workflow.compare import DEFAULTS
 
     monkeypatch.setitem(DEFAULTS["plain"], "penalty", {"lr": 1e30})
     record = compare("toy", "pareto:0", "penalty,csada", seeds=1, epochs=1, baseline_epochs=2)

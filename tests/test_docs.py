@@ -24,7 +24,7 @@ from typer.main import get_command
 
 import csada
 from csada.cli import app
-from csada.project import choose, template
+from csada.workflow.project import choose, template
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

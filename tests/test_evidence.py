@@ -13,10 +13,10 @@ import csada
 from csada.cli.work import evaluate
 from csada.decisions import threshold_for_budget, to_plain
 from csada.evaluation import Scores
-from csada.experiments.baseline import Baseline, save_baseline
-from csada.experiments.evidence import Probe, costs_in, counts, fitting, judge, mistakes, pictures, rule_for
 from csada.methods import METHODS
 from csada.models import read_config, save
+from csada.workflow.evidence import Probe, costs_in, counts, fitting, judge, mistakes, pictures, rule_for
+from csada.workflow.train import Baseline, save_baseline
 
 COLOURS = {"amber": (220, 160, 30), "blue": (30, 60, 220), "cream": (240, 230, 200)}
 

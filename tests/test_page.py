@@ -19,10 +19,10 @@ from csada import decisions
 from csada.cli.report import report
 from csada.data.splits import Part
 from csada.evaluation import Scores, evaluate_scores
-from csada.experiments.baseline import save_baseline, train_baseline
-from csada.experiments.fine_tuning import fine_tune, save_fine_tuned
-from csada.experiments.records import write_json
 from csada.report import page
+from csada.workflow.fit import fine_tune, save_fine_tuned
+from csada.workflow.runs import write_json
+from csada.workflow.train import save_baseline, train_baseline
 
 HOSTILE = (
     "<script>alert(1)</script>",

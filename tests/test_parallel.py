@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import csada
 from csada.errors import RunError
 from csada.methods.csada import ESTIMATORS, Tasks
-from csada.parallel import place
+from csada.training.parallel import place
 
 COSTS = csada.CostMatrix([[0, 4.0, 1.0, 0], [2.0, 0, 0, 1.0], [0, 3.0, 0, 5.0], [0, 0, 0, 0]])
 ATTACK = {"epsilon": 0.5, "step_size": 0.05, "steps": 3, "weight": 2.5}

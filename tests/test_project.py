@@ -15,7 +15,7 @@ from typer.main import get_command
 from csada import CostMatrix, InputError
 from csada.cli import app
 from csada.cli.project import known_settings
-from csada.project import Setting, choose, read
+from csada.workflow.project import Setting, choose, read
 
 
 def csada(*arguments, **kw):

@@ -11,10 +11,10 @@ import pytest
 
 from csada.costs import CostMatrix
 from csada.errors import InputError
-from csada.report import paper_values
-from csada.report.reproduction import render
-from csada.report.runs import EXPERIMENTS, parse, read_records
-from csada.report.tables import Table, Value, comma_separated, latex, markdown
+from csada.paper import published as paper_values
+from csada.paper.record import EXPERIMENTS, parse, read_records
+from csada.paper.reproduction import render
+from csada.paper.tables import Table, Value, comma_separated, latex, markdown
 
 CLASSES = ["cat", "dog", "a_b&c", "<script>"]
 PARETO = {"kind": "pareto", "seed": 0}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from csada.errors import InputError
-from csada.experiments import spec as specs
-from csada.experiments.records import read_json
-from csada.experiments.spec import baseline_configs, choose_pairs, identity, load_spec, names, run_configs
+from csada.paper import spec as specs
+from csada.paper.spec import baseline_configs, choose_pairs, identity, load_spec, names, run_configs
+from csada.workflow.runs import read_json
 
 ROOT = Path(__file__).parents[1]
 GOOD = """

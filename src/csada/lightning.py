@@ -28,7 +28,7 @@ from csada.costs import CostMatrix, did_you_mean
 from csada.errors import InputError
 from csada.methods import METHODS, Method
 from csada.models.modes import borrowed_eval, check_labels, check_logits
-from csada.streaming import WeightedErrorRate
+from csada.torchmetrics import WeightedErrorRate
 
 
 def _callback() -> Any:

@@ -127,7 +127,7 @@ def read_costs(costs: str, data: str | None, data_dir: Path | None = None) -> tu
     if data is None:
         return (CostMatrix.preset(costs) if costs == "pmi" and not is_file else CostMatrix.from_csv(costs)), None
     from csada.data import counts
-    from csada.experiments.compare import costs_for
+    from csada.workflow.compare import costs_for
 
     test = counts(data, data_dir)["test"]
     return costs_for(costs, tuple(test)), test

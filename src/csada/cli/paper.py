@@ -27,9 +27,9 @@ def toy(
 
     Example: csada toy --out out --seeds 20
     """
-    from csada.experiments.toy import METHOD, panels, run_toy
+    from csada.paper.toy import METHOD, panels, run_toy
+    from csada.paper.toy_figure import toy_figure
     from csada.report.style import save
-    from csada.report.toy import toy_figure
 
     runs = []
     with progress("training") as update:
@@ -58,9 +58,9 @@ def demo(
 
     Example: csada demo --seeds 4
     """
-    from csada.experiments.demo import COSTS, REASONS, run_demo, summarise
     from csada.metrics import mean_interval
-    from csada.report.demo import demo_figure
+    from csada.paper.demo import COSTS, REASONS, run_demo, summarise
+    from csada.paper.demo_figure import demo_figure
     from csada.report.style import save
 
     console.print("What the mistakes cost (every other one costs 1):")
@@ -105,8 +105,8 @@ def tabular(
 
     Example: csada tabular --seeds 3
     """
-    from csada.experiments import tabular as experiment
-    from csada.experiments.records import write_json
+    from csada.paper import tabular as experiment
+    from csada.workflow.runs import write_json
 
     with progress("training") as update:
         record = experiment.run(seeds, update)
@@ -147,8 +147,8 @@ def reproduce(
 
     Example: csada reproduce failure-cifar10 --limit-minutes 30
     """
-    from csada.experiments import spec as specs
-    from csada.experiments.runner import collect, make_plan, run_experiment, write_record
+    from csada.paper import spec as specs
+    from csada.paper.sweep import collect, make_plan, run_experiment, write_record
 
     if show:
         table = Table("name", "data", "runs done", "left, about", "shows", box=SIMPLE)
@@ -198,7 +198,7 @@ def reproduce(
         if record["runs"]:
             files = [write_record(results / f"{spec.record}.json", record)]
             if spec.name in specs.names():  # the paper's; what an experiment of yours shows is up to you
-                from csada.report.reproduction import render
+                from csada.paper.reproduction import render
 
                 files += render(record, results / spec.record if spec.variant else results)
             show_files(files)
@@ -215,9 +215,10 @@ def write_tables(results: ResultsDir = Path("results"), out: OutDir = Path("resu
 
     Example: csada tables --results results --out out/tables
     """
-    from csada.report import reproduction, runs
+    from csada.paper import record as records
+    from csada.paper import reproduction
 
-    for record in runs.read_records(results):
+    for record in records.read_records(results):
         show_files(reproduction.write_tables(record, out))
 
 
@@ -227,9 +228,10 @@ def write_figures(results: ResultsDir = Path("results"), out: OutDir = Path("res
 
     Example: csada figures --results results --out out/figures
     """
-    from csada.report import reproduction, runs
+    from csada.paper import record as records
+    from csada.paper import reproduction
 
-    for record in runs.read_records(results):
+    for record in records.read_records(results):
         show_files(reproduction.write_figures(record, out))
 
 

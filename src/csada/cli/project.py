@@ -17,7 +17,7 @@ from csada.errors import InputError
 from csada.files import write_text
 
 if typing.TYPE_CHECKING:
-    from csada.project import Commands
+    from csada.workflow.project import Commands
 
 FILE = "csada.toml"
 NAMES = ("data", "costs", "pretrained")  # text that may be a path
@@ -32,7 +32,7 @@ class ProjectGroup(TyperGroup):
         given = ctx.params.get("project")
         if ctx.resilient_parsing or "--help" in rest or not (given or Path(FILE).exists()):
             return name, command, rest
-        from csada.project import read
+        from csada.workflow.project import read
 
         path = Path(given or FILE)
         depth = 1 if hasattr(command, "commands") else 0  # csada costs check: the group's command comes next
@@ -61,7 +61,7 @@ def _model(command: Any, defaults: dict[str, Any], words: list[str]) -> list[str
 
 def known_settings(group: Any) -> Commands:
     """What can be set for each command, by the name of its argument or flag."""
-    from csada.project import Setting
+    from csada.workflow.project import Setting
 
     def setting(parameter: Any, hint: Any) -> Setting:
         many = parameter.param_type_name == "option" and parameter.multiple
@@ -119,7 +119,7 @@ def init(
 
     from csada.cli.costs import read_costs, write_template
     from csada.data import counts
-    from csada.project import choose, template
+    from csada.workflow.project import choose, template
 
     samples = counts(data)
     is_new = costs is None and not table.exists()

@@ -60,11 +60,11 @@ def tune(
 
     Example: csada tune out/digits digits --costs costs.csv --budget 0.5 --trials 20
     """
-    from csada.experiments import tuning
-    from csada.experiments.compare import costs_for
     from csada.models import read_config
     from csada.report.style import save
     from csada.report.tuning import frontier_figure
+    from csada.workflow import tune as tuning
+    from csada.workflow.compare import costs_for
 
     if tuning.optuna_version() is None:
         errors.print(

@@ -67,10 +67,10 @@ def train(
     Example: csada train photos --out out/photos
     """
     from csada.data import find
-    from csada.experiments.baseline import save_baseline, train_baseline
-    from csada.experiments.folders import reserved
-    from csada.project import choose
+    from csada.folders import reserved
     from csada.tracking import tracked
+    from csada.workflow.project import choose
+    from csada.workflow.train import save_baseline, train_baseline
 
     where = chosen_device(device)
     gpu = where.type == "cuda"
@@ -169,13 +169,13 @@ def fit_command(
 
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
-    from csada.experiments.compare import costs_for
-    from csada.experiments.evidence import fitting
-    from csada.experiments.fine_tuning import fine_tune, parse_options, save_fine_tuned
-    from csada.experiments.folders import reserved
+    from csada.folders import reserved
     from csada.models import read_config
     from csada.report.card import ROWS, advice, evaluations
     from csada.tracking import tracked
+    from csada.workflow.compare import costs_for
+    from csada.workflow.evidence import fitting
+    from csada.workflow.fit import fine_tune, parse_options, save_fine_tuned
 
     config, where = read_config(model), chosen_device(device)
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
@@ -266,9 +266,9 @@ def evaluate(
 
     Example: csada evaluate out/fitted photos --part all
     """
-    from csada.experiments.compare import costs_for
-    from csada.experiments.evidence import costs_in, judge
     from csada.models import read_config
+    from csada.workflow.compare import costs_for
+    from csada.workflow.evidence import costs_in, judge
 
     config, where = read_config(model), chosen_device(device)
     table = costs_in(model) if costs is None else costs_for(costs, config["classes"])
@@ -322,8 +322,8 @@ def compare(
     Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
     """
     from csada.costs import CostMatrix
-    from csada.experiments import compare as experiment
-    from csada.experiments.records import write_json
+    from csada.workflow import compare as experiment
+    from csada.workflow.runs import write_json
 
     file = out / "compare.json"
     with progress("training") as update:

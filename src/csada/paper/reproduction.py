@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from csada.costs import CostMatrix, Pair
 from csada.errors import InputError
 from csada.metrics import Counts, accuracy, pairwise_error_rates, total_cost, weighted_error_rate
-from csada.report import paper_values as paper
-from csada.report.figures import Sweep, convergence_figure, heat_maps, lambda_figure
-from csada.report.runs import Record, Run, parse
+from csada.paper import published as paper
+from csada.paper.figures import Sweep, convergence_figure, heat_maps, lambda_figure
+from csada.paper.record import Record, Run, parse
+from csada.paper.tables import Cell, Table, Value, write
+from csada.paper.toy_figure import toy_figure
 from csada.report.style import save
-from csada.report.tables import Cell, Table, Value, write
-from csada.report.toy import toy_figure
 
 Array = NDArray[np.float64]
 

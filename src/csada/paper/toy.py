@@ -24,7 +24,7 @@ from csada.methods.csada import CSADA
 from csada.metrics import Evaluation
 from csada.models import create
 from csada.models.modes import borrowed_threads
-from csada.report.toy import ToyPanel
+from csada.paper.toy_figure import ToyPanel
 from csada.training import fit
 
 GREEN, BLUE = 1, 2

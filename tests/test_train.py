@@ -5,7 +5,7 @@ import torch
 from test_cli import csada as program
 
 import csada
-from csada.experiments.baseline import save_baseline, train_baseline
+from csada.workflow.train import save_baseline, train_baseline
 
 
 def test_a_baseline_says_whether_it_fits_its_training_data_and_comes_back_from_its_folder(tmp_path):
@@ -49,8 +49,8 @@ def test_a_training_that_was_interrupted_goes_on_and_another_one_begins_anew(tmp
 
 
 def test_stages_freeze_all_but_the_head_first(monkeypatch):
-    from csada.experiments import baseline as module
     from csada.models.recipes import Stage
+    from csada.workflow import train as module
 
     recipe = (Stage(epochs=2, lr=0.01, batch_size=32, optimizer="adam", train_only="head"),)
     monkeypatch.setitem(module.RECIPES, "head-only", recipe)

@@ -15,7 +15,7 @@ import numpy as np
 from csada.costs import CostMatrix, Pair
 from csada.errors import InputError
 from csada.metrics import Counts
-from csada.report.toy import ToyPanel
+from csada.paper.toy_figure import ToyPanel
 
 EXPERIMENTS = (
     "toy",

@@ -33,18 +33,18 @@ from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost, Rule, argmax, from_plain, frontier
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.experiments.baseline import best_device
-from csada.experiments.evidence import fitting
-from csada.experiments.fine_tuning import fine_tune, folded, resolved, save_fine_tuned
-from csada.experiments.folders import CHECKPOINT, checkpoint_name, locked
-from csada.experiments.records import environment, read_json, write_json
 from csada.files import write_text
+from csada.folders import CHECKPOINT, checkpoint_name, locked
 from csada.metrics import Evaluation, bootstrap_paid
 from csada.models import load, read_config
 from csada.models.modes import borrowed_threads, device_of
 from csada.models.weights import WEIGHTS
 from csada.report.card import evaluations, recommended
 from csada.training import Epoch, Settings, fit, make_method
+from csada.workflow.evidence import fitting
+from csada.workflow.fit import fine_tune, folded, resolved, save_fine_tuned
+from csada.workflow.runs import environment, read_json, write_json
+from csada.workflow.train import best_device
 
 FORMAT = 1
 # What is searched, as far as the method has it: from default / factor to default * factor, on a logarithmic scale.

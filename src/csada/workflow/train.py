@@ -20,13 +20,13 @@ from csada.costs import CostMatrix
 from csada.data.splits import Splits
 from csada.errors import InputError
 from csada.evaluation import evaluate_scores, predict_logits
-from csada.experiments.evidence import input_of
-from csada.experiments.folders import checkpoint_name, replaced
-from csada.experiments.records import environment, write_json
+from csada.folders import checkpoint_name, replaced
 from csada.models import RECIPES, Recipe, create, freeze, head, load_weights, save, unfreeze
 from csada.models.modes import device_of
 from csada.models.zoo import arguments_for
 from csada.training import Epoch, fit
+from csada.workflow.evidence import input_of
+from csada.workflow.runs import environment, write_json
 
 INTERPOLATES = 0.01  # training loss without augmentation below which a baseline counts as fitting its data
 

@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from csada import metrics
 from csada.costs import CostMatrix
 from csada.errors import InputError
-from csada.streaming import PairwiseErrorRate, TotalCost, WeightedErrorRate
+from csada.torchmetrics import PairwiseErrorRate, TotalCost, WeightedErrorRate
 
 matplotlib.use("Agg")
 

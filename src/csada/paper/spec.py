@@ -18,11 +18,11 @@ import numpy as np
 
 from csada.costs import CostMatrix, Pair, did_you_mean
 from csada.errors import InputError
-from csada.experiments.compare import costs_for
 from csada.methods import METHODS
 from csada.models import RECIPES
 from csada.models.recipes import Recipe
 from csada.training import Settings, make_method
+from csada.workflow.compare import costs_for
 
 SPECS = Path(__file__).parent / "specs"
 DEFAULTS = "defaults"

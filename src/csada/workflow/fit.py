@@ -24,9 +24,17 @@ from csada.data.splits import Splits
 from csada.decisions import to_plain
 from csada.errors import InputError
 from csada.evaluation import evaluate_scores, predict_logits
-from csada.experiments.baseline import best_device
-from csada.experiments.compare import make_plan
-from csada.experiments.evidence import (
+from csada.folders import checkpoint_name, replaced
+from csada.methods.auxcst import AuxiliaryCosts
+from csada.methods.sosr import CostRegressor
+from csada.metrics import Evaluation
+from csada.models import MODELS, head, load, read_config, save
+from csada.models.modes import borrowed_threads
+from csada.models.weights import WEIGHTS
+from csada.report.card import card, evaluations, recommended
+from csada.training import Epoch, Settings, fit, make_method
+from csada.workflow.compare import make_plan
+from csada.workflow.evidence import (
     PARTS,
     Arrays,
     Probe,
@@ -38,16 +46,8 @@ from csada.experiments.evidence import (
     rule_for,
     score_arrays,
 )
-from csada.experiments.folders import checkpoint_name, replaced
-from csada.experiments.records import environment, write_json
-from csada.methods.auxcst import AuxiliaryCosts
-from csada.methods.sosr import CostRegressor
-from csada.metrics import Evaluation
-from csada.models import MODELS, head, load, read_config, save
-from csada.models.modes import borrowed_threads
-from csada.models.weights import WEIGHTS
-from csada.report.card import card, evaluations, recommended
-from csada.training import Epoch, Settings, fit, make_method
+from csada.workflow.runs import environment, write_json
+from csada.workflow.train import best_device
 
 WHO = ("devices", "num_nodes", "max_batch")  # settings that say who does the work, not what comes of it
 

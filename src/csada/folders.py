@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from csada.data.splits import Splits
 from csada.errors import InputError, RunError
-from csada.experiments.spec import identity
 from csada.models.bundles import CONFIG
+from csada.paper.spec import identity
 
 LOCK, CHECKPOINT = "lock", "checkpoint-"
 STALE = ("README.md", "evidence.npz", "report.html", "model.onnx")  # what tells of the model that is replaced

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import csada
-from csada.experiments.runner import collect, run_experiment, write_record
-from csada.experiments.spec import identity, load_spec, names
+from csada.paper.spec import identity, load_spec, names
+from csada.paper.sweep import collect, run_experiment, write_record
 
 SWEEP = """
 title = "a small sweep"

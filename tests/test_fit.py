@@ -12,12 +12,12 @@ from test_cli import csada as program
 
 import csada
 from csada import decisions
-from csada.experiments.baseline import save_baseline, train_baseline
-from csada.experiments.evidence import counts
-from csada.experiments.fine_tuning import fine_tune, folded, parse_options, save_fine_tuned
-from csada.experiments.folders import exchange, replaced, reserved
+from csada.folders import exchange, replaced, reserved
 from csada.models import load, read_config
 from csada.report.page import read as read_for_report
+from csada.workflow.evidence import counts
+from csada.workflow.fit import fine_tune, folded, parse_options, save_fine_tuned
+from csada.workflow.train import save_baseline, train_baseline
 
 FILES = ["README.md", "costs.csv", "evidence.npz", "model.json", "model.safetensors", "record.json"]
 SETTINGS = ["--epochs", "3", "--set", "tasks=8", "--refer", "0.05"]
@@ -115,7 +115,7 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch, csada
-from csada.experiments.fine_tuning import fine_tune, save_fine_tuned
+from csada.workflow.fit import fine_tune, save_fine_tuned
 torch.set_num_threads(1)
 base, out = map(Path, sys.argv[1:])
 splits = csada.data.load("digits", scale=0.2)

@@ -35,13 +35,13 @@ from csada.data.splits import Part, Splits, stratified
 from csada.decisions import MinimumExpectedCost, argmax
 from csada.errors import Diverged
 from csada.evaluation import predict_logits
-from csada.experiments.records import environment
 from csada.methods import METHODS
 from csada.metrics import accuracy, confusion_counts, weighted_error_rate
 from csada.models.modes import borrowed_threads
 from csada.models.plain import mlp
 from csada.sklearn import CSADAClassifier, MetaCostClassifier, MinimumExpectedCostClassifier, standardization
 from csada.training import fit
+from csada.workflow.runs import environment
 
 FORMAT = 1
 Labels = NDArray[np.int64]

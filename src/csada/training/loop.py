@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from csada import parallel
 from csada.costs import CostMatrix, did_you_mean
 from csada.data.batches import Batches, Data, LoaderBatches, Share, as_part, batches, shares
 from csada.data.splits import Batch, Part
@@ -39,8 +38,9 @@ from csada.methods import METHODS, Method
 from csada.methods.cross_entropy import CrossEntropy
 from csada.methods.csada import CSADA, Tasks
 from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, mixes_batch, training_mode
-from csada.parallel import OnEpoch, Ranks
-from csada.step import CapturedStep, capture
+from csada.training import parallel
+from csada.training.parallel import OnEpoch, Ranks
+from csada.training.step import CapturedStep, capture
 
 Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and whatever on_epoch adds
 

@@ -28,12 +28,12 @@ from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost, Rule
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.experiments.records import environment
 from csada.methods import METHODS
 from csada.metrics import Evaluation
 from csada.models import RECIPES, arguments_for, create
 from csada.models.modes import borrowed_threads
 from csada.training import Epoch, Settings, fit, make_method
+from csada.workflow.runs import environment
 
 FORMAT = 1
 Options = dict[str, Any]

@@ -30,16 +30,16 @@ from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost
 from csada.errors import RunError
 from csada.evaluation import Scores, evaluate, predict_logits
-from csada.experiments.baseline import best_device, train_stages
-from csada.experiments.compare import TINY, confusions
-from csada.experiments.records import environment, read_json, write_json
-from csada.experiments.spec import Config, describe, make_costs, stages
-from csada.experiments.toy import Toy, panels
 from csada.files import whole, write_text
 from csada.models import arguments_for, create, load_weights, save
 from csada.models import load as load_model
 from csada.models.modes import borrowed_threads
+from csada.paper.spec import Config, describe, make_costs, stages
+from csada.paper.toy import Toy, panels
 from csada.training import Epoch, fit
+from csada.workflow.compare import TINY, confusions
+from csada.workflow.runs import environment, read_json, write_json
+from csada.workflow.train import best_device, train_stages
 
 BASELINES = "baselines"  # the folder of the baselines, which all experiments share
 PARTS = ("validation", "test")

@@ -13,11 +13,11 @@ from test_cli import csada as program
 
 import csada
 from csada.decisions import from_plain
-from csada.experiments import tuning
-from csada.experiments.baseline import save_baseline, train_baseline
-from csada.experiments.demo import COSTS
-from csada.experiments.folders import locked
+from csada.folders import locked
 from csada.models import load, read_config
+from csada.paper.demo import COSTS
+from csada.workflow import tune as tuning
+from csada.workflow.train import save_baseline, train_baseline
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 SCALE = 0.3

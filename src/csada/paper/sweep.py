@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from csada.data.fetch import Progress
-from csada.experiments.folders import locked
-from csada.experiments.records import read_json
-from csada.experiments.run import BASELINES, Record, Run, execute, read_run
-from csada.experiments.spec import Spec, baseline_configs, epochs, identity, run_configs
 from csada.files import write_text
+from csada.folders import locked
+from csada.paper.run import BASELINES, Record, Run, execute, read_run
+from csada.paper.spec import Spec, baseline_configs, epochs, identity, run_configs
+from csada.workflow.runs import read_json
 
 FORMAT = 1
 POLL = 0.5  # seconds between two looks at runs that others work on

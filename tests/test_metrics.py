@@ -162,6 +162,30 @@ def test_the_interval_counts_referrals_too():
     assert evaluation.interval("accuracy") == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("referral_cost", [None, 0.5])
+@pytest.mark.parametrize(
+    ("truth", "predicted", "message"),
+    [
+        ([0, 1], [0.2, 0.9], "predictions are float64, not class numbers"),
+        ([0.0, 1.0], [0, 1], "truths are float64, not class numbers"),
+        (["0", "1"], [0, 1], "truths are <U1, not class numbers"),
+        ([0, 2], [0, 1], "truth 2 is out of range; there are 2 classes"),
+        ([-1, 0], [0, 1], "truth -1 is out of range"),
+        ([0, 1], [0, 2], "prediction 2 is out of range"),
+        ([0, 1], [0, -2], "prediction -2 is out of range"),
+        ([0, 1, 1], [0, 1], "3 truths but 2 predictions"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(truth, predicted, message, referral_cost):
+    with pytest.raises(InputError, match=message):
+        Evaluation.of(truth, predicted, CostMatrix.uniform(2), referral_cost=referral_cost)
+
+
+def test_the_truth_of_a_referred_case_must_be_a_class_too():
+    with pytest.raises(InputError, match="truth 7 is out of range"):
+        Evaluation.of([0, 7], [0, REFER], CostMatrix.uniform(2), referral_cost=0.5)
+
+
 def test_a_referral_without_a_price_is_refused():
     with pytest.raises(InputError, match="prediction -1 is out of range"):
         Evaluation.of([0, 1], [0, REFER], CostMatrix.uniform(2))

@@ -28,15 +28,26 @@ class Interval(NamedTuple):
 
 
 def confusion_counts(truth: ArrayLike, predicted: ArrayLike, n: int) -> Counts:
-    """confusion[y, z] for labels 0 .. n-1."""
-    truth, predicted = np.asarray(truth, dtype=np.int64).ravel(), np.asarray(predicted, dtype=np.int64).ravel()
-    if len(truth) != len(predicted):
-        raise InputError(f"{len(truth)} labels but {len(predicted)} predictions; give one prediction a label")
-    for what, values in (("label", truth), ("prediction", predicted)):
-        if len(values) and not (values.min() >= 0 and values.max() < n):
-            bad = values[(values < 0) | (values >= n)][0]
-            raise InputError(f"{what} {bad} is out of range; there are {n} classes, 0 to {n - 1}")
-    return np.bincount(truth * n + predicted, minlength=n * n).reshape(n, n)
+    """confusion[y, z] for classes 0 .. n-1."""
+    y, z = _class_numbers(truth, predicted, n)
+    return np.bincount(y * n + z, minlength=n * n).reshape(n, n)
+
+
+def _class_numbers(truth: ArrayLike, predicted: ArrayLike, n: int, lowest: int = 0) -> tuple[Counts, Counts]:
+    """Both as int64; a prediction may be as low as `lowest`."""
+    found = []
+    for what, given, low in (("truth", truth, 0), ("prediction", predicted, lowest)):
+        values = np.asarray(given).ravel()
+        if values.size and values.dtype.kind not in "iub":  # not rounded down: 0.9 is a score, not class 0
+            raise InputError(f"{what}s are {values.dtype}, not class numbers; give integers from 0 to {n - 1}")
+        values = values.astype(np.int64)
+        if (bad := values[(values < low) | (values >= n)]).size:
+            raise InputError(f"{what} {bad[0]} is out of range; there are {n} classes, 0 to {n - 1}")
+        found.append(values)
+    y, z = found
+    if len(y) != len(z):
+        raise InputError(f"{len(y)} truths but {len(z)} predictions; give one prediction per truth")
+    return y, z
 
 
 def check_table(values: ArrayLike, what: str, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
@@ -230,8 +241,8 @@ class Evaluation:
         prediction pays its entry too, usually 0. referral_cost: what a prediction of REFER (-1) costs; without it there
         may be none.
         """
-        truth, predicted = np.asarray(truth, dtype=np.int64).ravel(), np.asarray(predicted, dtype=np.int64).ravel()
-        kept = predicted != REFER if referral_cost is not None and len(truth) == len(predicted) else slice(None)
+        truth, predicted = _class_numbers(truth, predicted, len(costs), 0 if referral_cost is None else REFER)
+        kept = predicted != REFER
         confusion = confusion_counts(truth[kept], predicted[kept], len(costs))
         fee = referral_cost or 0.0
         paid = None

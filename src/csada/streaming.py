@@ -38,10 +38,12 @@ class Confusion(Metric):
         if preds.is_floating_point():
             check_logits(preds, n)
             preds = preds.argmax(1)
+        # 64 bits before anything is computed: a small type cannot number n * n cells
+        preds, target = preds.long(), target if target.is_floating_point() else target.long()
         check_labels(preds, n)
         check_labels(target, n)
         if len(preds) != len(target):
-            raise InputError(f"{len(target)} labels but {len(preds)} predictions; give one prediction a label")
+            raise InputError(f"{len(target)} truths but {len(preds)} predictions; give one prediction per truth")
         self.confusion += torch.bincount(target * n + preds, minlength=n * n).view(n, n)
 
     def _total(self) -> Tensor:

@@ -38,9 +38,9 @@ class CostMatrix:
     values: NDArray[np.float64]
     classes: tuple[str, ...]
 
-    def __init__(self, values: ArrayLike, classes: Iterable[str] | None = None) -> None:
+    def __init__(self, values: ArrayLike, classes: Iterable[ClassLike] | None = None) -> None:
         try:
-            table = np.array(values, dtype=np.float64)
+            table = np.array(values, dtype=np.float64) + 0.0  # -0.0 becomes 0.0: equal tables have equal bytes
         except (TypeError, ValueError) as error:
             raise InputError(f"costs must be a square table of numbers: {error}") from None
         if table.ndim != 2 or table.shape[0] != table.shape[1]:
@@ -67,12 +67,21 @@ class CostMatrix:
 
     @classmethod
     def from_pairs(
-        cls, classes: Sequence[str], pairs: Mapping[tuple[ClassLike, ClassLike], float], default: float = 1.0
+        cls, classes: Sequence[ClassLike], pairs: Mapping[tuple[ClassLike, ClassLike], float], default: float = 1.0
     ) -> CostMatrix:
-        """`pairs` maps (truth, predicted) to its cost; every other mistake costs `default`."""
+        """`pairs` maps (truth, predicted) to its cost; every other mistake costs `default`.
+
+        A string is a class's name, an integer its position from 0, as in costs[y, z]. Where another class has that
+        integer as its name, as with the classes 1, 2, 3, it is refused: names are then written as strings.
+        """
         matrix = cls(_off_diagonal(len(tuple(classes)), default), classes)
         values = matrix.values.copy()
         for (truth, predicted), cost in pairs.items():
+            for k in (truth, predicted):
+                if not isinstance(k, str) and str(k) in matrix.classes and matrix.classes[k : k + 1] != (str(k),):
+                    raise InputError(
+                        f"class {k} in a pair is the name of another class than number {k}; write names as strings, '{k}'"
+                    )
             y, z = matrix.index(truth), matrix.index(predicted)
             if y == z:
                 raise InputError(
@@ -179,6 +188,10 @@ class CostMatrix:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[type[CostMatrix], tuple[NDArray[np.float64], tuple[str, ...]]]:
+        """Built anew when unpickled: hashes of strings differ between processes, and NumPy forgets what is read-only."""
+        return CostMatrix, (self.values, self.classes)
 
     def weights(self, tau: float = 1.0) -> NDArray[np.float64]:
         """c~ of the paper: sums to 1 over all pairs, or is all zero when no cost is positive."""

@@ -344,12 +344,11 @@ def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
     if costs is None:
         return CostMatrix(CostMatrix.uniform(len(classes)).values, names)
     if isinstance(costs, Mapping):
-        number = {label: k for k, label in enumerate(classes.tolist())}
+        named = dict(zip(classes.tolist(), names, strict=True))
         for label in (label for pair in costs for label in _pair(pair)):
-            if label not in number:
+            if label not in named:
                 raise InputError(f"the costs name class {label!r}, which y never has; its classes: {_names(classes)}")
-        pairs = {(number[truth], number[predicted]): cost for (truth, predicted), cost in costs.items()}
-        return CostMatrix.from_pairs(names, pairs)  # type: ignore[arg-type]
+        return CostMatrix.from_pairs(names, {(named[y], named[z]): cost for (y, z), cost in costs.items()})
     matrix = costs if isinstance(costs, CostMatrix) else CostMatrix(costs)
     numbered = np.array_equal(classes, np.arange(len(matrix))) and set(names) != set(matrix.classes)
     unnamed = matrix.classes == tuple(map(str, range(len(matrix))))

@@ -152,8 +152,10 @@ class CostSensitive(_callback()):  # type: ignore[misc]
         self.validation.update(logits, y)
 
     def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-        counts = self.validation.confusion
-        module.log_dict({"csada_cost": self.validation.compute(), "csada_accuracy": counts.trace() / counts.sum()})
+        cost = self.validation.compute()
+        with self.validation.sync_context():
+            counts = self.validation.confusion  # of all processes
+        module.log_dict({"csada_cost": cost, "csada_accuracy": counts.trace() / counts.sum()}, sync_dist=True)
 
 
 def _is_a_loss(method: Method, net: nn.Module) -> bool:

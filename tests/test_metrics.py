@@ -19,6 +19,7 @@ from csada.metrics import (
     bootstrap,
     confusion_counts,
     exact_bounds,
+    mean_interval,
     pairwise_error_rates,
     weighted_error_rate,
 )
@@ -184,6 +185,40 @@ def test_what_cannot_be_counted_is_refused(truth, predicted, message, referral_c
 def test_the_truth_of_a_referred_case_must_be_a_class_too():
     with pytest.raises(InputError, match="truth 7 is out of range"):
         Evaluation.of([0, 7], [0, REFER], CostMatrix.uniform(2), referral_cost=0.5)
+
+
+def test_no_samples_cost_nothing_and_promise_nothing():
+    for table in (None, np.zeros((0, 2))):
+        e = Evaluation.of([], [], CostMatrix.uniform(2), example_costs=table)
+        assert (e.samples, e.referred, e.accuracy, e.total_cost, e.weighted_error_rate, e.coverage) == (0,) * 6
+        assert all(np.isnan(e.interval(s)).all() for s in ("accuracy", "weighted_error_rate", "total_cost"))
+        assert np.isnan(e.pairwise_error_rates).all() and np.isnan(e.pair_error(0, 1).rate)
+        assert e.pair_error(0, 1).bounds == (0, 1) and e.costliest_pairs() == []
+        assert "0 -> 1: no samples of 0" in str(e)
+
+
+@pytest.mark.parametrize("own_costs", [False, True])
+@pytest.mark.parametrize(("predicted", "cost"), [(0, 0), (1, 3), (REFER, 0.5)])
+def test_one_sample_is_all_there_is(predicted, cost, own_costs):
+    costs = CostMatrix([[0, 3], [1, 0]])
+    table = costs.values[[0]] if own_costs else None
+    e = Evaluation.of([0], [predicted], costs, example_costs=table, referral_cost=0.5)
+    assert (e.samples, e.coverage, e.accuracy) == (1, predicted != REFER, predicted == 0)
+    assert e.total_cost == e.weighted_error_rate == cost
+    assert e.interval("weighted_error_rate") == e.interval("total_cost") == (cost, cost)
+    assert e.interval("accuracy") == (e.accuracy, e.accuracy)
+
+
+def test_one_value_has_a_mean_but_no_interval():
+    one, two = mean_interval([3.0]), mean_interval([3.0, 5.0])
+    assert one.value == 3 and np.isnan(one.half_width)
+    assert two.value == 4 and two.half_width == pytest.approx(12.706, abs=1e-3)  # t of one degree of freedom
+
+
+@pytest.mark.parametrize(("errors", "bounds"), [(0, (0, 0.975)), (1, (0.025, 1))])
+def test_one_trial_bounds_a_rate_from_one_side_only(errors, bounds):
+    assert exact_bounds(errors, 1) == pytest.approx(bounds)
+    assert exact_bounds(0, 0) == (0, 1)
 
 
 def test_a_referral_without_a_price_is_refused():

@@ -171,7 +171,7 @@ def test_an_alpha_that_is_no_weight_is_refused(alpha):
 
 @pytest.mark.parametrize("make", [AdjustedPenalty, AuxCST])
 def test_a_negative_alpha_would_reward_costly_errors_and_is_refused(make):
-    with pytest.raises(InputError, match="alpha must be .*zero or more, got -1"):
+    with pytest.raises(InputError, match=r"alpha must be .*zero or more, got -1"):
         make(COSTS, alpha=-1.0)
 
 

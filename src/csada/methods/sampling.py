@@ -109,7 +109,7 @@ class Costing:
             luck = torch.rand(len(part), generator=rng, device=rng.device, dtype=torch.float64).cpu()
             missed_by = luck * cost.max() - cost
             kept = (missed_by < 0) | (cost.max() == 0)
-            for k in labels.unique():
+            for k in set(labels.tolist()):
                 members = (labels == k).nonzero()[:, 0]
                 kept[members[missed_by[members].argmin()]] = True  # the nearest one, where all would be rejected
             return part.take(kept.nonzero()[:, 0])

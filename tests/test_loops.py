@@ -153,16 +153,16 @@ class TestLightning:
 
     def test_validation_logs_the_cost_and_a_checkpoint_keeps_the_cheapest(self, tmp_path):
         validation, costs = loader(60, seed=1), []
-        kept = lightning().callbacks.ModelCheckpoint(monitor="csada_cost", save_weights_only=True)
+        kept = lightning().callbacks.ModelCheckpoint(monitor="csada_mean_cost", save_weights_only=True)
 
         def note(self):
-            costs.append(float(self.trainer.callback_metrics["csada_cost"]))
+            costs.append(float(self.trainer.callback_metrics["csada_mean_cost"]))
 
         module = make(on_validation_end=note)
         t = trainer(callback("expected_cost"), kept, epochs=4, checkpoints=tmp_path)
         t.fit(module, loader(), validation)
         e = csada.evaluate(module, validation, COSTS)
-        assert t.callback_metrics["csada_cost"] == pytest.approx(e.weighted_error_rate, rel=1e-6)
+        assert t.callback_metrics["csada_mean_cost"] == pytest.approx(e.mean_cost, rel=1e-6)
         assert t.callback_metrics["csada_accuracy"] == pytest.approx(e.accuracy)
         assert len(set(costs)) > 1 and float(kept.best_model_score) == min(costs)
 
@@ -265,7 +265,7 @@ def test_two_processes_log_the_cost_and_the_accuracy_of_all_samples(tmp_path):
         model.load_state_dict(state)
         e = csada.evaluate(model, data(60, seed=1), COSTS)
         assert seen["csada_accuracy"] == pytest.approx(e.accuracy)
-        assert seen["csada_cost"] == pytest.approx(e.weighted_error_rate, rel=1e-6)
+        assert seen["csada_mean_cost"] == pytest.approx(e.mean_cost, rel=1e-6)
 
 
 def test_without_lightning_the_import_names_the_way_out(monkeypatch):

@@ -92,7 +92,7 @@ class CostMatrix:
 
     @classmethod
     def uniform(cls, n: int, cost: float = 1.0) -> CostMatrix:
-        """Every mistake costs the same: the weighted error rate is then the error rate."""
+        """Every mistake costs the same: the mean cost is then the error rate."""
         return cls(_off_diagonal(n, cost))
 
     @classmethod

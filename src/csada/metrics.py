@@ -70,9 +70,12 @@ def total_cost(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
     return float((confusion * costs.values).sum())
 
 
-def weighted_error_rate(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
-    """The mean cost of a prediction; with unit costs it is the error rate."""
+def mean_cost(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
+    """The mean cost of a prediction; with unit costs it is the error rate, without predictions 0."""
     return total_cost(confusion, costs) / max(int(confusion.sum()), 1)
+
+
+weighted_error_rate = mean_cost  # the paper's name
 
 
 def pairwise_error_rates(confusion: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -97,7 +100,7 @@ def at_most(errors: int, samples: int, confidence: float = 0.95) -> float:
 
 
 class Mean(NamedTuple):
-    """A mean over replications and half the width of its 95 % interval (Student's t)."""
+    """A mean over replications and half the width of its two-sided 95 % interval (Student's t)."""
 
     value: float
     half_width: float
@@ -125,7 +128,7 @@ def bootstrap(
     referred: int = 0,
     referral_cost: float = 0.0,
 ) -> Interval:
-    """Percentile bootstrap over the test samples.
+    """Percentile bootstrap over the test samples: a two-sided interval.
 
     A statistic of the counts sees a sample only through its cell (referred cases are one more), so drawing samples
     again is drawing the table from a multinomial: the samples themselves are not needed.
@@ -142,7 +145,7 @@ def bootstrap(
         values = tables @ np.append(np.eye(len(confusion)), 0.0)[cells] / np.maximum(automatic, 1)
     else:
         values = tables @ np.append(costs.values, referral_cost)[cells]
-        values = values / n if statistic == "weighted_error_rate" else values
+        values = values if statistic == "total_cost" else values / n
     return _percentiles(values, confidence)
 
 
@@ -158,11 +161,11 @@ def bootstrap_paid(
     return _percentiles(means * len(paid) if statistic == "total_cost" else means, confidence)
 
 
-STATISTICS = ("accuracy", "weighted_error_rate", "total_cost")
+STATISTICS = ("accuracy", "mean_cost", "total_cost")
 
 
 def check_statistic(statistic: str) -> None:
-    if statistic not in STATISTICS:
+    if statistic not in (*STATISTICS, "weighted_error_rate"):
         raise InputError(f"no interval for {statistic!r}; known: {', '.join(STATISTICS)}")
 
 
@@ -275,9 +278,14 @@ class Evaluation:
         return total_cost(self.confusion, self.costs) + self.referred * self.referral_cost
 
     @property
-    def weighted_error_rate(self) -> float:
-        """The mean cost of a case."""
+    def mean_cost(self) -> float:
+        """Of a case, whether decided or referred."""
         return self.total_cost / max(self.samples, 1)
+
+    @property
+    def weighted_error_rate(self) -> float:
+        """The paper's name of the mean cost."""
+        return self.mean_cost
 
     @property
     def pairwise_error_rates(self) -> NDArray[np.float64]:
@@ -300,7 +308,7 @@ class Evaluation:
         return [self.pair_error(int(i // len(paid)), int(i % len(paid))) for i in order if paid.ravel()[i] > 0]
 
     def interval(self, statistic: str, confidence: float = 0.95, *, draws: int = 2000, seed: int = 0) -> Interval:
-        """Bootstrap interval over the test samples for accuracy, weighted_error_rate or total_cost."""
+        """Two-sided bootstrap interval over the test samples for accuracy, mean_cost or total_cost."""
         if self.paid is not None and statistic != "accuracy":
             return bootstrap_paid(self.paid.by_sample, statistic, confidence, draws, seed)
         return bootstrap(
@@ -315,12 +323,12 @@ class Evaluation:
         )
 
     def __str__(self) -> str:
-        low, high = self.interval("weighted_error_rate")
+        low, high = self.interval("mean_cost")
         referred = f" ({self.referred:,} referred, {100 * self.coverage:.1f} % automatic)" if self.referred else ""
         lines = [
             f"{self.samples:,} samples{referred}, accuracy {100 * self.accuracy:.2f} %, "
-            f"weighted error rate {100 * self.weighted_error_rate:.2f} % (95 %: {100 * low:.2f} to {100 * high:.2f}), "
-            f"total cost {self.total_cost:g}",
+            f"cost per 100 predictions {100 * self.mean_cost:.2f} "
+            f"(two-sided 95 %: {100 * low:.2f} to {100 * high:.2f}), total cost {self.total_cost:g}",
             *(f"  {pair}" for pair in self.top_pairs(3)),
         ]
         return "\n".join(lines)

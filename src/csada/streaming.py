@@ -63,7 +63,7 @@ class TotalCost(Confusion):
         return self._plot(val, ax)
 
 
-class WeightedErrorRate(Confusion):
+class MeanCost(Confusion):
     """The mean cost of a prediction; with unit costs it is the error rate."""
 
     def compute(self) -> Tensor:

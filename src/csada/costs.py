@@ -44,12 +44,12 @@ class CostMatrix:
         except (TypeError, ValueError) as error:
             raise InputError(f"costs must be a square table of numbers: {error}") from None
         if table.ndim != 2 or table.shape[0] != table.shape[1]:
-            raise InputError(f"costs must be square (one row and one column a class), got shape {table.shape}")
+            raise InputError(f"costs must be square (one row and one column per class), got shape {table.shape}")
         if len(table) < 2:
             raise InputError(f"costs need at least two classes, got {len(table)}")
         names = tuple(str(k) for k in range(len(table))) if classes is None else tuple(map(str, classes))
         if len(names) != len(table):
-            raise InputError(f"{len(names)} class names for a {len(table)} x {len(table)} cost table; give one a row")
+            raise InputError(f"{len(names)} class names for a {len(table)} x {len(table)} cost table; give one per row")
         if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
             raise InputError(f"class name {repeated[0]!r} appears twice; every class needs its own name")
 
@@ -97,7 +97,7 @@ class CostMatrix:
 
     @classmethod
     def single_pair(cls, n: int, y: int, z: int, cost: float = 1.0) -> CostMatrix:
-        """Only calling class y class z costs anything (the 90 experiments of section 5.1)."""
+        """Only the prediction z for truth y costs anything (the 90 experiments of section 5.1)."""
         return cls.from_pairs([str(k) for k in range(n)], {(y, z): cost}, default=0.0)
 
     @classmethod
@@ -115,14 +115,14 @@ class CostMatrix:
         """A table or a list by class name; the header tells which. # starts a comment, semicolons separate as well.
 
         A table names the predicted classes in its header and the true ones in its first column. A list has the header
-        truth,predicted,cost and a line a mistake: `*` stands for every class, the more exact line wins, a class called
-        by its own name costs 0, and further columns are for people.
+        truth,predicted,cost and one line per mistake: `*` stands for every class, the more exact line wins, a correct
+        prediction costs 0, and extra columns are ignored.
         """
         path = Path(path)
         rows = _read_rows(path)
         if len(rows) < 2:
             raise InputError(
-                f"{path} holds no cost table; the first row names the predicted classes, then a row a class"
+                f"{path} holds no cost table; the first row names the predicted classes, then one row per class"
             )
         is_list = [cell.casefold() for cell in rows[0].cells[:3]] == LIST
         return cls(*(_from_list if is_list else _from_table)(path, rows))
@@ -136,9 +136,9 @@ class CostMatrix:
         return cls.from_csv(presets[name])
 
     def to_csv(self, path: str | os.PathLike[str], *, as_list: bool = False, comment: str = "") -> None:
-        """Written under a temporary name and renamed, so that costs are never half there.
+        """Written under a temporary name and renamed, so that the file is never half written.
 
-        as_list: a line for every mistake that does not cost what most do, instead of a square table.
+        as_list: instead of a square table, one line for every mistake whose cost differs from the usual one.
         """
         path = Path(path)
         rows = list(self._list() if as_list else self._table())

@@ -3,7 +3,7 @@
     trainer = Trainer(callbacks=[CostSensitive(costs, "csada", step_size=0.02)])
     trainer.fit(module, ...)
 
-During `fit` training_step is called as ever, for what it logs, but the loss it returns is replaced by the method's, logged as
+During `fit` training_step is called as usual, for what it logs, but the loss it returns is replaced by the method's, logged as
 csada_loss. Terms of your own in that loss are replaced too; to keep them, leave the callback out and call the method where
 you compute the loss:  method(self, x, y).  Every validation logs csada_mean_cost and
 csada_accuracy, of all processes together: ModelCheckpoint(monitor="csada_mean_cost") keeps the cheapest model.

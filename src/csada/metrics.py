@@ -51,11 +51,13 @@ def _class_numbers(truth: ArrayLike, predicted: ArrayLike, n: int, lowest: int =
 
 
 def check_table(values: ArrayLike, what: str, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
-    """Costs with a row a sample and a column a class: finite and zero or more."""
+    """Costs with one row per sample and one column per class: finite and zero or more."""
     table = np.array(values, dtype=np.float64)
     if table.ndim != 2 or (shape is not None and table.shape != shape):
         needed = "(samples, classes)" if shape is None else f"{shape}"
-        raise InputError(f"{what} have shape {table.shape}; {needed} is needed: a row a sample, a column a class")
+        raise InputError(
+            f"{what} have shape {table.shape}; {needed} is needed: one row per sample, one column per class"
+        )
     if (bad := ~(np.isfinite(table) & (table >= 0))).any():
         i, k = map(int, np.argwhere(bad)[0])
         raise InputError(f"{what}: sample {i}, class {k} is {table[i, k]:g}; costs must be finite and zero or more")
@@ -79,7 +81,7 @@ weighted_error_rate = mean_cost  # the paper's name
 
 
 def pairwise_error_rates(confusion: NDArray[np.integer]) -> NDArray[np.float64]:
-    """rates[y, z] = share of the samples of class y that were called z; NaN in the row of a class without samples."""
+    """rates[y, z] = share of the samples of class y that were predicted as z; NaN in the row of a class without samples."""
     rows = confusion.sum(axis=1, keepdims=True)
     return np.asarray(np.divide(confusion, rows, out=np.full(confusion.shape, np.nan), where=rows > 0))
 
@@ -178,11 +180,11 @@ class Paid(NamedTuple):
     """What was really paid, where costs differ from sample to sample."""
 
     by_sample: NDArray[np.float64]  # [N], in the data's order; a referred one paid for the referral
-    by_pair: NDArray[np.float64]  # [K, K], over the samples of truth y that were called z
+    by_pair: NDArray[np.float64]  # [K, K], over the samples of truth y that were predicted as z
 
 
 class PairError(NamedTuple):
-    """How often one class was called another. A pair reads as its rate: float(pair), or pair.rate."""
+    """How often one class was predicted as another. A pair reads as its rate: float(pair), or pair.rate."""
 
     truth: str
     predicted: str
@@ -298,11 +300,11 @@ class Evaluation:
         return PairError(names[i], names[j], float(self.costs.values[i, j]), int(row[j]), int(row.sum()))
 
     def top_pairs(self, k: int = 3) -> list[PairError]:
-        """The pairs that would cost most a mistake, and how often they happened."""
+        """The pairs with the highest cost per mistake, and how often they happened."""
         return [self.pair_error(y, z) for y, z in self.costs.top_pairs(k)]
 
     def costliest_pairs(self, k: int = 3) -> list[PairError]:
-        """The pairs that did cost most in all, most expensive first; pairs that cost nothing are left out."""
+        """The pairs that cost most in total, most expensive first; pairs that cost nothing are left out."""
         paid = self.paid.by_pair if self.paid is not None else self.confusion * self.costs.values
         order = np.argsort(-paid, axis=None, kind="stable")[:k]
         return [self.pair_error(int(i // len(paid)), int(i % len(paid))) for i in order if paid.ravel()[i] > 0]

@@ -1,6 +1,6 @@
 """The costs as torchmetrics: counts gathered batch by batch, summed over processes, read by the formulas of `metrics`.
 
-update(preds, target) takes logits [N, K] or class numbers [N]; another rule than argmax decides before: rule(logits).
+update(preds, target) takes logits [N, K], decided by argmax, or class numbers [N]: for another decision rule, rule(logits).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MeanCost(Confusion):
 
 
 class PairwiseErrorRate(Confusion):
-    """[K, K]: the share of the samples of class y that were called z; NaN in the row of a class without samples."""
+    """[K, K]: the share of the samples of class y that were predicted as z; NaN in the row of a class without samples."""
 
     def compute(self) -> Tensor:
         return self.confusion / self.confusion.sum(1, keepdim=True)

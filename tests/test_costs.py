@@ -1,3 +1,7 @@
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +19,35 @@ def test_named_pairs_are_truth_then_prediction():
     assert costs["glipizide", "trazodone"] == 1
     assert costs["glipizide", "glipizide"] == 0
     assert costs.values.tolist() == [[0, 10, 1], [1, 0, 1], [1, 1, 0]]
+
+
+@pytest.mark.parametrize("classes", [[1, 2, 3], ["1", "2", "3"], np.array([1, 2, 3])])
+def test_an_integer_in_a_pair_is_a_position_and_never_taken_for_another_class_s_name(classes):
+    named = CostMatrix.from_pairs(classes, {("1", "2"): 10})
+    assert named["1", "2"] == 10 == named[0, 1] and named.values.sum() == 15
+    for pair in [(1, 2), (3, 0), (np.int64(2), 0)]:
+        with pytest.raises(InputError, match=f"class {pair[0]} in a pair is the name of another class .* '{pair[0]}'"):
+            CostMatrix.from_pairs(classes, {pair: 10})
+
+
+@pytest.mark.parametrize("classes", [range(3), ["0", "1", "2"], DRUGS])
+def test_positions_in_pairs_are_those_of_indexing(classes):
+    costs = CostMatrix.from_pairs(classes, {(0, 1): 10})
+    assert costs[0, 1] == 10 and costs.values.sum() == 15
+
+
+@pytest.mark.parametrize("values", [[[0, 1.5], [2, 0]], [[-0.0, 1.5], [2, -0.0]]])
+def test_equal_costs_are_one_key_even_in_another_process(values):
+    """A string hashes differently in every process."""
+    costs = CostMatrix([[0, 1.5], [2, 0]], ["a", "b"])
+    assert CostMatrix(values, ["a", "b"]) == costs and len({CostMatrix(values, ["a", "b"]), costs}) == 1
+    code = (
+        "import pickle, sys; from csada.costs import CostMatrix; costs = pickle.loads(sys.stdin.buffer.read()); "
+        "print(len({costs, CostMatrix([[0, 1.5], [2, 0]], ['a', 'b'])}), costs.values.flags.writeable)"
+    )
+    sent = pickle.dumps(CostMatrix(values, ["a", "b"]))
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    assert done.stdout.split() == [b"1", b"False"]
 
 
 def test_values_cannot_be_changed():

@@ -56,7 +56,7 @@ def test_the_readmes_code_runs(capsys):
     (code,) = blocks((ROOT / "README.md").read_text(encoding="utf-8"), "python")
     exec(compile(code, "README.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert printed.count("weighted error rate") == 3 and "1 -> 7: " in printed
+    assert printed.count("cost per 100 predictions") == 3 and "1 -> 7: " in printed
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # Lightning is behind torch

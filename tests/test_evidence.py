@@ -68,13 +68,13 @@ def test_evaluate_takes_new_images_as_the_model_was_trained(trained, tmp_path):
     found = json.loads(run.stdout)
     assert found["samples"] == 24 and found["classes"] == list(COLOURS) and found["confusion"][2] == [0, 0, 0]
     assert found["accuracy"] > 0.9 and found["decision"] == "the most probable class"
-    assert found["dearest"][0] | {"errors": 0, "bounds": None} == {
+    assert found["dearest"][0] | {"errors": 0, "two_sided_95": None} == {
         "truth": "blue",
         "predicted": "cream",
         "cost": 20,
         "errors": 0,
         "samples": 12,
-        "bounds": None,
+        "two_sided_95": None,
     }
     (tmp_path / "new" / "blue").rename(tmp_path / "new" / "bleu")
     (tmp_path / "new" / "zinc").mkdir()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_parallel import run_script
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -151,16 +153,16 @@ class TestLightning:
 
     def test_validation_logs_the_cost_and_a_checkpoint_keeps_the_cheapest(self, tmp_path):
         validation, costs = loader(60, seed=1), []
-        kept = lightning().callbacks.ModelCheckpoint(monitor="csada_cost", save_weights_only=True)
+        kept = lightning().callbacks.ModelCheckpoint(monitor="csada_mean_cost", save_weights_only=True)
 
         def note(self):
-            costs.append(float(self.trainer.callback_metrics["csada_cost"]))
+            costs.append(float(self.trainer.callback_metrics["csada_mean_cost"]))
 
         module = make(on_validation_end=note)
         t = trainer(callback("expected_cost"), kept, epochs=4, checkpoints=tmp_path)
         t.fit(module, loader(), validation)
         e = csada.evaluate(module, validation, COSTS)
-        assert t.callback_metrics["csada_cost"] == pytest.approx(e.weighted_error_rate, rel=1e-6)
+        assert t.callback_metrics["csada_mean_cost"] == pytest.approx(e.mean_cost, rel=1e-6)
         assert t.callback_metrics["csada_accuracy"] == pytest.approx(e.accuracy)
         assert len(set(costs)) > 1 and float(kept.best_model_score) == min(costs)
 
@@ -232,6 +234,38 @@ class TestLightning:
             trainer(*used, precision=precision).fit(module, loader())
         assert torch.equal(weights(module).float(), before) or precision
         assert "training_step" not in vars(module)
+
+
+SCRIPT = """
+import gc, os, sys, warnings, torch
+sys.path.insert(0, sys.argv[1])
+import test_loops as t
+module = t.make()
+trainer = t.trainer(t.callback("expected_cost", freeze_norm=True), devices=2, strategy="ddp")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    trainer.fit(module, t.loader(), t.loader(60, seed=1))
+seen = {name: float(value) for name, value in trainer.callback_metrics.items()}
+told = [str(w.message) for w in caught if "csada_" in str(w.message)]
+assert not told, told
+torch.save((seen, module.net.state_dict()), sys.argv[2] + os.environ["RANK"])
+del trainer, module
+gc.collect()  # what still refers to the group may abort the process at its exit
+torch.distributed.destroy_process_group()
+"""
+
+
+@with_lightning
+def test_two_processes_log_the_cost_and_the_accuracy_of_all_samples(tmp_path):
+    done = run_script(tmp_path / "run.py", SCRIPT, Path(__file__).parent, tmp_path / "out", processes=2)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        seen, state = torch.load(f"{tmp_path / 'out'}{rank}")
+        model = network()
+        model.load_state_dict(state)
+        e = csada.evaluate(model, data(60, seed=1), COSTS)
+        assert seen["csada_accuracy"] == pytest.approx(e.accuracy)
+        assert seen["csada_mean_cost"] == pytest.approx(e.mean_cost, rel=1e-6)
 
 
 def test_without_lightning_the_import_names_the_way_out(monkeypatch):

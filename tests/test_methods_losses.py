@@ -156,9 +156,22 @@ def test_the_resampling_methods_descend_on_plain_cross_entropy():
     torch.testing.assert_close(Costing(COSTS)(nn.Identity(), logits, y), F.cross_entropy(logits, y))
 
 
+def test_alpha_zero_is_cross_entropy_and_the_penalty_grows_in_proportion_to_alpha():
+    logits, y = batch()
+    plain, half, whole = (AdjustedPenalty(COSTS, alpha=alpha)(nn.Identity(), logits, y) for alpha in (0, 0.5, 1))
+    torch.testing.assert_close(plain, F.cross_entropy(logits, y))
+    torch.testing.assert_close(2 * (half - plain), whole - plain)
+
+
+@pytest.mark.parametrize("alpha", [-1e-9, math.inf, -math.inf, math.nan])
+def test_an_alpha_that_is_no_weight_is_refused(alpha):
+    with pytest.raises(InputError, match=f"alpha must be finite and zero or more, got {alpha}"):
+        AdjustedPenalty(COSTS, alpha=alpha)
+
+
 @pytest.mark.parametrize("make", [AdjustedPenalty, AuxCST])
 def test_a_negative_alpha_would_reward_costly_errors_and_is_refused(make):
-    with pytest.raises(InputError, match="alpha must be zero or more, got -1"):
+    with pytest.raises(InputError, match=r"alpha must be .*zero or more, got -1"):
         make(COSTS, alpha=-1.0)
 
 

@@ -241,6 +241,29 @@ def test_oversampling_never_shrinks_a_class():
     assert counts_of(grown) == [400, 800, 1600]
 
 
+@pytest.mark.parametrize("ratio", [1e4, 1e18, 1e300])
+def test_oversampling_grows_to_ten_times_the_data_at_most(ratio):
+    """What is added is still in proportion: costs ratio : 2 ratio, so one part to two."""
+    part = part_of([20, 20, 20])
+    costs = CostMatrix([[0, 1, 0], [ratio, 0, 0], [ratio, ratio, 0]])
+    draws = [Oversampling(costs).prepare(None, part, generator=generator(s))[1] for s in (0, 0, 1)]
+    first, second, third = counts_of(draws[0])
+    assert first == 20 and 595 < len(draws[0]) <= 600
+    assert (third - 20) / (second - 20) == pytest.approx(2, abs=0.05)
+    assert set(draws[0].x.flatten().tolist()) == set(part.x.flatten().tolist())
+    assert torch.equal(draws[0].x, draws[1].x) and not torch.equal(draws[0].x, draws[2].x)
+
+
+@pytest.mark.parametrize("make", [Undersampling, Costing])
+@pytest.mark.parametrize("cheap", [0.0, 1e-18, 1.0])
+def test_no_class_disappears_however_little_it_costs(make, cheap):
+    part = part_of([50, 3, 10])
+    costs = CostMatrix([[0, cheap, 0], [cheap, 0, 0], [1e18, 0, 0]])
+    draws = [make(costs).prepare(None, part, generator=generator(s))[1] for s in range(20)]
+    assert all(counts_of(draw) == [1, 1, 10] for draw in draws)
+    assert len({tuple(draw.x.flatten().tolist()) for draw in draws}) > 5  # which one stays is drawn
+
+
 def test_undersampling_drops_in_proportion_to_cost():
     """Costs 1, 2, 4 and 100, 100, 40 samples: class 2 is the base (4/40), so 10, 20, 40."""
     part = part_of([100, 100, 40])

@@ -19,8 +19,9 @@ from csada.metrics import (
     bootstrap,
     confusion_counts,
     exact_bounds,
+    mean_cost,
+    mean_interval,
     pairwise_error_rates,
-    weighted_error_rate,
 )
 
 
@@ -59,7 +60,7 @@ def test_the_confusion_is_what_a_loop_counts():
 
 def test_unit_costs_give_the_error_rate():
     confusion = confusion_counts(*samples(), 4)
-    assert weighted_error_rate(confusion, CostMatrix.uniform(4)) == pytest.approx(1 - accuracy(confusion))
+    assert mean_cost(confusion, CostMatrix.uniform(4)) == pytest.approx(1 - accuracy(confusion))
 
 
 def test_a_class_without_samples_has_no_rate():
@@ -81,7 +82,7 @@ def test_relabelling_classes_consistently_changes_nothing(order, seed):
     assert after.pair_error(int(new[1]), int(new[2])).errors == before.pair_error(1, 2).errors
 
 
-@pytest.mark.parametrize("statistic", ["accuracy", "weighted_error_rate", "total_cost"])
+@pytest.mark.parametrize("statistic", ["accuracy", "mean_cost", "total_cost"])
 def test_the_bootstrap_of_counts_is_that_of_samples(statistic):
     truth, predicted = samples()
     costs = CostMatrix.pareto(4, seed=1)
@@ -96,7 +97,7 @@ def test_the_bootstrap_of_counts_is_that_of_samples(statistic):
 
 
 def test_an_unknown_statistic_is_refused_by_name():
-    with pytest.raises(InputError, match="'recall'; known: accuracy, weighted_error_rate, total_cost"):
+    with pytest.raises(InputError, match="'recall'; known: accuracy, mean_cost, total_cost"):
         Evaluation.of(*samples(), CostMatrix.uniform(4)).interval("recall")
 
 
@@ -106,10 +107,10 @@ def test_costs_per_sample_that_repeat_the_matrix_change_no_number():
     by_pair = Evaluation.of(truth, predicted, costs)
     by_sample = Evaluation.of(truth, predicted, costs, example_costs=costs.values[truth])
     assert by_sample.total_cost == pytest.approx(by_pair.total_cost)
-    assert by_sample.weighted_error_rate == pytest.approx(by_pair.weighted_error_rate)
+    assert by_sample.mean_cost == pytest.approx(by_pair.mean_cost)
     assert by_sample.costliest_pairs() == by_pair.costliest_pairs()
     assert np.array_equal(by_sample.confusion, by_pair.confusion)
-    for statistic in ("weighted_error_rate", "total_cost"):
+    for statistic in ("mean_cost", "total_cost"):
         low, high = by_pair.interval(statistic)
         assert by_sample.interval(statistic) == pytest.approx((low, high), abs=0.15 * (high - low))
     assert by_sample.interval("accuracy") == by_pair.interval("accuracy")
@@ -149,17 +150,94 @@ def test_a_referred_case_costs_its_referral_and_is_neither_right_nor_wrong(own_c
     assert (evaluation.samples, evaluation.referred, evaluation.coverage) == (5, 2, 0.6)
     assert evaluation.accuracy == pytest.approx(2 / 3)
     assert evaluation.total_cost == 10 + 2 * 0.5
-    assert evaluation.weighted_error_rate == pytest.approx(11 / 5)
+    assert evaluation.mean_cost == pytest.approx(11 / 5)
     assert "5 samples (2 referred, 60.0 % automatic)" in str(evaluation)
 
 
 def test_the_interval_counts_referrals_too():
     truth, predicted = np.zeros(200, int), np.repeat([0, REFER], 100)
     evaluation = Evaluation.of(truth, predicted, CostMatrix.uniform(2), referral_cost=1.0)
-    low, high = evaluation.interval("weighted_error_rate")
+    low, high = evaluation.interval("mean_cost")
     spread = 1.96 * np.sqrt(0.25 / 200)
     assert (low, high) == pytest.approx((0.5 - spread, 0.5 + spread), abs=0.01)
     assert evaluation.interval("accuracy") == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("referral_cost", [None, 0.5])
+@pytest.mark.parametrize(
+    ("truth", "predicted", "message"),
+    [
+        ([0, 1], [0.2, 0.9], "predictions are float64, not class numbers"),
+        ([0.0, 1.0], [0, 1], "truths are float64, not class numbers"),
+        (["0", "1"], [0, 1], "truths are <U1, not class numbers"),
+        ([0, 2], [0, 1], "truth 2 is out of range; there are 2 classes"),
+        ([-1, 0], [0, 1], "truth -1 is out of range"),
+        ([0, 1], [0, 2], "prediction 2 is out of range"),
+        ([0, 1], [0, -2], "prediction -2 is out of range"),
+        ([0, 1, 1], [0, 1], "3 truths but 2 predictions"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(truth, predicted, message, referral_cost):
+    with pytest.raises(InputError, match=message):
+        Evaluation.of(truth, predicted, CostMatrix.uniform(2), referral_cost=referral_cost)
+
+
+def test_the_truth_of_a_referred_case_must_be_a_class_too():
+    with pytest.raises(InputError, match="truth 7 is out of range"):
+        Evaluation.of([0, 7], [0, REFER], CostMatrix.uniform(2), referral_cost=0.5)
+
+
+def test_no_samples_cost_nothing_and_promise_nothing():
+    for table in (None, np.zeros((0, 2))):
+        e = Evaluation.of([], [], CostMatrix.uniform(2), example_costs=table)
+        assert (e.samples, e.referred, e.accuracy, e.total_cost, e.mean_cost, e.coverage) == (0,) * 6
+        assert all(np.isnan(e.interval(s)).all() for s in ("accuracy", "mean_cost", "total_cost"))
+        assert np.isnan(e.pairwise_error_rates).all() and np.isnan(e.pair_error(0, 1).rate)
+        assert e.pair_error(0, 1).bounds == (0, 1) and e.costliest_pairs() == []
+        assert "0 -> 1: no samples of 0" in str(e)
+
+
+@pytest.mark.parametrize("own_costs", [False, True])
+@pytest.mark.parametrize(("predicted", "cost"), [(0, 0), (1, 3), (REFER, 0.5)])
+def test_one_sample_is_all_there_is(predicted, cost, own_costs):
+    costs = CostMatrix([[0, 3], [1, 0]])
+    table = costs.values[[0]] if own_costs else None
+    e = Evaluation.of([0], [predicted], costs, example_costs=table, referral_cost=0.5)
+    assert (e.samples, e.coverage, e.accuracy) == (1, predicted != REFER, predicted == 0)
+    assert e.total_cost == e.mean_cost == cost
+    assert e.interval("mean_cost") == e.interval("total_cost") == (cost, cost)
+    assert e.interval("accuracy") == (e.accuracy, e.accuracy)
+    pair = e.pair_error(0, 1)
+    assert (pair.errors, pair.samples) == (predicted == 1, predicted != REFER)
+    if pair.samples:
+        assert pair.rate == pair.errors and pair.bounds == exact_bounds(pair.errors, 1)
+        assert mean_cost(e.confusion, costs) == cost
+
+
+def test_the_papers_name_of_the_mean_cost_stays():
+    e = Evaluation.of(*samples(), CostMatrix.pareto(4))
+    assert e.weighted_error_rate == e.mean_cost == mean_cost(e.confusion, e.costs) > 0
+    assert e.interval("weighted_error_rate") == e.interval("mean_cost")
+
+
+def test_an_evaluation_says_which_of_its_bounds_are_two_sided():
+    e = Evaluation.of(*samples(), CostMatrix.pareto(4))
+    low, high = e.interval("mean_cost")
+    first, *pairs = str(e).splitlines()
+    shown = f"cost per 100 predictions {100 * e.mean_cost:.2f} (two-sided 95 %: {100 * low:.2f} to {100 * high:.2f})"
+    assert shown in first and len(pairs) == 3 and all(line.endswith("(one-sided 95 %)") for line in pairs)
+
+
+def test_one_value_has_a_mean_but_no_interval():
+    one, two = mean_interval([3.0]), mean_interval([3.0, 5.0])
+    assert one.value == 3 and np.isnan(one.half_width)
+    assert two.value == 4 and two.half_width == pytest.approx(12.706, abs=1e-3)  # t of one degree of freedom
+
+
+@pytest.mark.parametrize(("errors", "bounds"), [(0, (0, 0.975)), (1, (0.025, 1))])
+def test_one_trial_bounds_a_rate_from_one_side_only(errors, bounds):
+    assert exact_bounds(errors, 1) == pytest.approx(bounds)
+    assert exact_bounds(0, 0) == (0, 1)
 
 
 def test_a_referral_without_a_price_is_refused():

@@ -127,6 +127,32 @@ def test_mean_cost_and_its_scorer(wine):
     assert cost_scorer(None, [0, 1, 2])(model, X, y) == pytest.approx(model.score(X, y) - 1)
 
 
+@pytest.mark.parametrize("given", [list, np.array])
+def test_a_cost_table_is_read_in_the_order_of_the_labels(given):
+    """Sorted, these would be high, low, mid."""
+    levels = ["low", "mid", "high"]
+    by_position = [[0, 1, 2], [3, 0, 4], [5, 6, 0]]
+    for y, truth in enumerate(levels):
+        for z, predicted in enumerate(levels):
+            found = mean_cost(given([truth]), given([predicted]), costs=by_position, labels=given(levels))
+            assert found == by_position[y][z]
+
+
+@pytest.mark.parametrize(
+    ("truth", "predicted", "message"),
+    [
+        ([0, 1, 1], [0], "3 truths but 1 predictions"),
+        ([0], [0, 1, 1], "1 truths but 3 predictions"),
+        ([[0, 1]], [0, 1], r"one class per sample, got shape \(1, 2\)"),
+        ([], [], "no samples"),
+        ([0, 2], [0, 1], "class 2 is not among 0, 1"),
+    ],
+)
+def test_what_has_no_mean_cost_is_refused(truth, predicted, message):
+    with pytest.raises(InputError, match=message):
+        mean_cost(truth, predicted, costs=None, labels=[0, 1])
+
+
 # --- CSADA ------------------------------------------------------------------------------------------------------------
 
 

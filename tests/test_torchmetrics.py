@@ -15,14 +15,14 @@ import torch.multiprocessing as mp
 from csada import metrics
 from csada.costs import CostMatrix
 from csada.errors import InputError
-from csada.torchmetrics import PairwiseErrorRate, TotalCost, WeightedErrorRate
+from csada.torchmetrics import MeanCost, PairwiseErrorRate, TotalCost
 
 matplotlib.use("Agg")
 
 COSTS = CostMatrix(CostMatrix.pareto(3, seed=4).values, ["mug", "cup", "jar"])
 EXPECTED = {
     TotalCost: lambda confusion: metrics.total_cost(confusion, COSTS),
-    WeightedErrorRate: lambda confusion: metrics.weighted_error_rate(confusion, COSTS),
+    MeanCost: lambda confusion: metrics.mean_cost(confusion, COSTS),
     PairwiseErrorRate: metrics.pairwise_error_rates,
 }
 
@@ -57,6 +57,18 @@ def test_a_reset_metric_starts_again_and_forward_gives_the_batch(kind):
     np.testing.assert_allclose(metric.compute(), expected(kind, [1, 2]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32])
+def test_small_integer_types_count_as_large_ones(dtype):
+    """8 bits cannot number 20 x 20 cells, nor 16 bits 200 x 200."""
+    for classes in (20, 120 if dtype == torch.int8 else 200):
+        labels = torch.arange(classes).to(dtype)
+        metric = MeanCost(CostMatrix.uniform(classes))
+        metric.update(labels, labels)
+        assert metric.compute() == 0 and metric.confusion.diagonal().tolist() == [1] * classes
+        metric.update(labels, torch.arange(classes).flip(0).to(dtype))
+        assert metric.compute() == 0.5
+
+
 def test_a_class_without_samples_has_no_rate():
     metric = PairwiseErrorRate(COSTS)
     metric.update(torch.tensor([0, 2]), torch.tensor([0, 0]))
@@ -70,7 +82,7 @@ def test_a_class_without_samples_has_no_rate():
         (torch.zeros(2, 4), torch.tensor([0, 1]), "scores 4 classes but the costs name 3"),
         (torch.tensor([0, 3]), torch.tensor([0, 1]), "label 3 is out of range"),
         (torch.tensor([0, 1]), torch.tensor([-1, 1]), "label -1 is out of range"),
-        (torch.tensor([0, 1, 2]), torch.tensor([0, 1]), "2 labels but 3 predictions"),
+        (torch.tensor([0, 1, 2]), torch.tensor([0, 1]), "2 truths but 3 predictions"),
         (torch.tensor([[0.0, torch.nan, 1.0]]), torch.tensor([0]), "for sample 0"),
     ],
 )
@@ -79,7 +91,7 @@ def test_what_cannot_be_counted_is_refused(preds, target, message):
         TotalCost(COSTS).update(preds, target)
 
 
-@pytest.mark.parametrize("kind", [TotalCost, WeightedErrorRate])
+@pytest.mark.parametrize("kind", [TotalCost, MeanCost])
 def test_a_cost_draws_itself(kind):
     metric = kind(COSTS)
     metric.update(*batch(0))
@@ -104,7 +116,7 @@ def test_the_pairs_are_a_heat_map_of_errors_with_names():
 def worker(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    kinds = [TotalCost(COSTS), WeightedErrorRate(COSTS), PairwiseErrorRate(COSTS)]
+    kinds = [TotalCost(COSTS), MeanCost(COSTS), PairwiseErrorRate(COSTS)]
     for metric in kinds:
         for seed in [0, 1, 2] if rank == 0 else [3]:  # unequal shares: a mean of means would be wrong
             metric.update(*batch(seed))

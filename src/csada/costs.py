@@ -38,18 +38,18 @@ class CostMatrix:
     values: NDArray[np.float64]
     classes: tuple[str, ...]
 
-    def __init__(self, values: ArrayLike, classes: Iterable[str] | None = None) -> None:
+    def __init__(self, values: ArrayLike, classes: Iterable[ClassLike] | None = None) -> None:
         try:
-            table = np.array(values, dtype=np.float64)
+            table = np.array(values, dtype=np.float64) + 0.0  # -0.0 becomes 0.0: equal tables have equal bytes
         except (TypeError, ValueError) as error:
             raise InputError(f"costs must be a square table of numbers: {error}") from None
         if table.ndim != 2 or table.shape[0] != table.shape[1]:
-            raise InputError(f"costs must be square (one row and one column a class), got shape {table.shape}")
+            raise InputError(f"costs must be square (one row and one column per class), got shape {table.shape}")
         if len(table) < 2:
             raise InputError(f"costs need at least two classes, got {len(table)}")
         names = tuple(str(k) for k in range(len(table))) if classes is None else tuple(map(str, classes))
         if len(names) != len(table):
-            raise InputError(f"{len(names)} class names for a {len(table)} x {len(table)} cost table; give one a row")
+            raise InputError(f"{len(names)} class names for a {len(table)} x {len(table)} cost table; give one per row")
         if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
             raise InputError(f"class name {repeated[0]!r} appears twice; every class needs its own name")
 
@@ -67,12 +67,21 @@ class CostMatrix:
 
     @classmethod
     def from_pairs(
-        cls, classes: Sequence[str], pairs: Mapping[tuple[ClassLike, ClassLike], float], default: float = 1.0
+        cls, classes: Sequence[ClassLike], pairs: Mapping[tuple[ClassLike, ClassLike], float], default: float = 1.0
     ) -> CostMatrix:
-        """`pairs` maps (truth, predicted) to its cost; every other mistake costs `default`."""
+        """`pairs` maps (truth, predicted) to its cost; every other mistake costs `default`.
+
+        A string is a class's name, an integer its position from 0, as in costs[y, z]. Where another class has that
+        integer as its name, as with the classes 1, 2, 3, it is refused: names are then written as strings.
+        """
         matrix = cls(_off_diagonal(len(tuple(classes)), default), classes)
         values = matrix.values.copy()
         for (truth, predicted), cost in pairs.items():
+            for k in (truth, predicted):
+                if not isinstance(k, str) and str(k) in matrix.classes and matrix.classes[k : k + 1] != (str(k),):
+                    raise InputError(
+                        f"class {k} in a pair is the name of another class than number {k}; write names as strings, '{k}'"
+                    )
             y, z = matrix.index(truth), matrix.index(predicted)
             if y == z:
                 raise InputError(
@@ -83,12 +92,12 @@ class CostMatrix:
 
     @classmethod
     def uniform(cls, n: int, cost: float = 1.0) -> CostMatrix:
-        """Every mistake costs the same: the weighted error rate is then the error rate."""
+        """Every mistake costs the same: the mean cost is then the error rate."""
         return cls(_off_diagonal(n, cost))
 
     @classmethod
     def single_pair(cls, n: int, y: int, z: int, cost: float = 1.0) -> CostMatrix:
-        """Only calling class y class z costs anything (the 90 experiments of section 5.1)."""
+        """Only the prediction z for truth y costs anything (the 90 experiments of section 5.1)."""
         return cls.from_pairs([str(k) for k in range(n)], {(y, z): cost}, default=0.0)
 
     @classmethod
@@ -106,14 +115,14 @@ class CostMatrix:
         """A table or a list by class name; the header tells which. # starts a comment, semicolons separate as well.
 
         A table names the predicted classes in its header and the true ones in its first column. A list has the header
-        truth,predicted,cost and a line a mistake: `*` stands for every class, the more exact line wins, a class called
-        by its own name costs 0, and further columns are for people.
+        truth,predicted,cost and one line per mistake: `*` stands for every class, the more exact line wins, a correct
+        prediction costs 0, and extra columns are ignored.
         """
         path = Path(path)
         rows = _read_rows(path)
         if len(rows) < 2:
             raise InputError(
-                f"{path} holds no cost table; the first row names the predicted classes, then a row a class"
+                f"{path} holds no cost table; the first row names the predicted classes, then one row per class"
             )
         is_list = [cell.casefold() for cell in rows[0].cells[:3]] == LIST
         return cls(*(_from_list if is_list else _from_table)(path, rows))
@@ -127,9 +136,9 @@ class CostMatrix:
         return cls.from_csv(presets[name])
 
     def to_csv(self, path: str | os.PathLike[str], *, as_list: bool = False, comment: str = "") -> None:
-        """Written under a temporary name and renamed, so that costs are never half there.
+        """Written under a temporary name and renamed, so that the file is never half written.
 
-        as_list: a line for every mistake that does not cost what most do, instead of a square table.
+        as_list: instead of a square table, one line for every mistake whose cost differs from the usual one.
         """
         path = Path(path)
         rows = list(self._list() if as_list else self._table())
@@ -179,6 +188,10 @@ class CostMatrix:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[type[CostMatrix], tuple[NDArray[np.float64], tuple[str, ...]]]:
+        """Built anew when unpickled: hashes of strings differ between processes, and NumPy forgets what is read-only."""
+        return CostMatrix, (self.values, self.classes)
 
     def weights(self, tau: float = 1.0) -> NDArray[np.float64]:
         """c~ of the paper: sums to 1 over all pairs, or is all zero when no cost is positive."""

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from csada.costs import CostMatrix
 from csada.data.batches import Data, as_part, batches
-from csada.decisions import RULES, Rule, as_array
+from csada.decisions import RULES, CostsByTruth, Rule, as_array
 from csada.errors import InputError
 from csada.metrics import Evaluation, check_table
 from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of
@@ -49,7 +50,14 @@ def evaluate(
 
     Where costs differ from sample to sample, they are a table [N, K] of what predicting each class costs for that very
     sample: the data's own (`Part.costs`), or `example_costs`, or `costs` itself. A square `costs` is always by pair.
+    A DataLoader must then draw its samples in order.
     """
+    of_rule = getattr(getattr(decision, "rule", decision), "costs", None)
+    if (example_costs is not None or _is_table(costs) or isinstance(of_rule, CostsByTruth)) and not _in_order(data):
+        raise InputError(
+            "the data loader may draw the samples in another order than their costs; give (x, y), a Dataset or a "
+            "DataLoader without shuffle and samplers"
+        )
     scores = predict_logits(model, data, batch_size=batch_size, part=part)
     if example_costs is None and not _is_table(costs):
         example_costs = getattr(as_part(data, part), "costs", None)
@@ -89,6 +97,17 @@ def _is_table(costs: CostMatrix | ArrayLike) -> bool:
         return False
     shape = np.shape(as_array(costs))
     return len(shape) != 2 or shape[0] != shape[1]
+
+
+def _in_order(data: Data) -> bool:
+    """Whether the samples surely come as they are stored; a stream's own order cannot be known."""
+    if not isinstance(data, DataLoader):
+        return True
+    # a batch sampler of the user's own goes before the loader's sampler
+    return type(data.sampler) is SequentialSampler and (
+        data.batch_sampler is None
+        or (type(data.batch_sampler) is BatchSampler and data.batch_sampler.sampler is data.sampler)
+    )
 
 
 def _pair_means(table: Any, labels: Tensor, shape: tuple[int, int]) -> CostMatrix:

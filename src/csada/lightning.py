@@ -3,10 +3,10 @@
     trainer = Trainer(callbacks=[CostSensitive(costs, "csada", step_size=0.02)])
     trainer.fit(module, ...)
 
-During `fit` training_step is called as ever, for what it logs, but the loss it returns is replaced by the method's, logged as
+During `fit` training_step is called as usual, for what it logs, but the loss it returns is replaced by the method's, logged as
 csada_loss. Terms of your own in that loss are replaced too; to keep them, leave the callback out and call the method where
-you compute the loss:  method(self, x, y).  Every validation logs csada_cost, the mean cost of a prediction, and
-csada_accuracy: ModelCheckpoint(monitor="csada_cost") keeps the cheapest model.
+you compute the loss:  method(self, x, y).  Every validation logs csada_mean_cost and
+csada_accuracy, of all processes together: ModelCheckpoint(monitor="csada_mean_cost") keeps the cheapest model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from csada.costs import CostMatrix, did_you_mean
 from csada.errors import InputError
 from csada.methods import METHODS, Method
 from csada.models.modes import borrowed_eval, check_labels, check_logits
-from csada.torchmetrics import WeightedErrorRate
+from csada.torchmetrics import MeanCost
 
 
 def _callback() -> Any:
@@ -74,7 +74,7 @@ class CostSensitive(_callback()):  # type: ignore[misc]
                 raise InputError(f"unknown option {name!r} for {method}{did_you_mean(name, known)}")
         self.method: Method = METHODS[method](costs, **options)
         self.model, self.unpack, self.freeze_norm = model, unpack, freeze_norm
-        self.validation = WeightedErrorRate(costs)
+        self.validation = MeanCost(costs)
         self.borrowed = ExitStack()
         self.checked = False
 
@@ -152,8 +152,10 @@ class CostSensitive(_callback()):  # type: ignore[misc]
         self.validation.update(logits, y)
 
     def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-        counts = self.validation.confusion
-        module.log_dict({"csada_cost": self.validation.compute(), "csada_accuracy": counts.trace() / counts.sum()})
+        cost = self.validation.compute()
+        with self.validation.sync_context():
+            counts = self.validation.confusion  # of all processes
+        module.log_dict({"csada_mean_cost": cost, "csada_accuracy": counts.trace() / counts.sum()}, sync_dist=True)
 
 
 def _is_a_loss(method: Method, net: nn.Module) -> bool:

@@ -28,23 +28,36 @@ class Interval(NamedTuple):
 
 
 def confusion_counts(truth: ArrayLike, predicted: ArrayLike, n: int) -> Counts:
-    """confusion[y, z] for labels 0 .. n-1."""
-    truth, predicted = np.asarray(truth, dtype=np.int64).ravel(), np.asarray(predicted, dtype=np.int64).ravel()
-    if len(truth) != len(predicted):
-        raise InputError(f"{len(truth)} labels but {len(predicted)} predictions; give one prediction a label")
-    for what, values in (("label", truth), ("prediction", predicted)):
-        if len(values) and not (values.min() >= 0 and values.max() < n):
-            bad = values[(values < 0) | (values >= n)][0]
-            raise InputError(f"{what} {bad} is out of range; there are {n} classes, 0 to {n - 1}")
-    return np.bincount(truth * n + predicted, minlength=n * n).reshape(n, n)
+    """confusion[y, z] for classes 0 .. n-1."""
+    y, z = _class_numbers(truth, predicted, n)
+    return np.bincount(y * n + z, minlength=n * n).reshape(n, n)
+
+
+def _class_numbers(truth: ArrayLike, predicted: ArrayLike, n: int, lowest: int = 0) -> tuple[Counts, Counts]:
+    """Both as int64; a prediction may be as low as `lowest`."""
+    found = []
+    for what, given, low in (("truth", truth, 0), ("prediction", predicted, lowest)):
+        values = np.asarray(given).ravel()
+        if values.size and values.dtype.kind not in "iub":  # not rounded down: 0.9 is a score, not class 0
+            raise InputError(f"{what}s are {values.dtype}, not class numbers; give integers from 0 to {n - 1}")
+        values = values.astype(np.int64)
+        if (bad := values[(values < low) | (values >= n)]).size:
+            raise InputError(f"{what} {bad[0]} is out of range; there are {n} classes, 0 to {n - 1}")
+        found.append(values)
+    y, z = found
+    if len(y) != len(z):
+        raise InputError(f"{len(y)} truths but {len(z)} predictions; give one prediction per truth")
+    return y, z
 
 
 def check_table(values: ArrayLike, what: str, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
-    """Costs with a row a sample and a column a class: finite and zero or more."""
+    """Costs with one row per sample and one column per class: finite and zero or more."""
     table = np.array(values, dtype=np.float64)
     if table.ndim != 2 or (shape is not None and table.shape != shape):
         needed = "(samples, classes)" if shape is None else f"{shape}"
-        raise InputError(f"{what} have shape {table.shape}; {needed} is needed: a row a sample, a column a class")
+        raise InputError(
+            f"{what} have shape {table.shape}; {needed} is needed: one row per sample, one column per class"
+        )
     if (bad := ~(np.isfinite(table) & (table >= 0))).any():
         i, k = map(int, np.argwhere(bad)[0])
         raise InputError(f"{what}: sample {i}, class {k} is {table[i, k]:g}; costs must be finite and zero or more")
@@ -59,13 +72,16 @@ def total_cost(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
     return float((confusion * costs.values).sum())
 
 
-def weighted_error_rate(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
-    """The mean cost of a prediction; with unit costs it is the error rate."""
+def mean_cost(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
+    """The mean cost of a prediction; with unit costs it is the error rate, without predictions 0."""
     return total_cost(confusion, costs) / max(int(confusion.sum()), 1)
 
 
+weighted_error_rate = mean_cost  # the paper's name
+
+
 def pairwise_error_rates(confusion: NDArray[np.integer]) -> NDArray[np.float64]:
-    """rates[y, z] = share of the samples of class y that were called z; NaN in the row of a class without samples."""
+    """rates[y, z] = share of the samples of class y that were predicted as z; NaN in the row of a class without samples."""
     rows = confusion.sum(axis=1, keepdims=True)
     return np.asarray(np.divide(confusion, rows, out=np.full(confusion.shape, np.nan), where=rows > 0))
 
@@ -86,7 +102,7 @@ def at_most(errors: int, samples: int, confidence: float = 0.95) -> float:
 
 
 class Mean(NamedTuple):
-    """A mean over replications and half the width of its 95 % interval (Student's t)."""
+    """A mean over replications and half the width of its two-sided 95 % interval (Student's t)."""
 
     value: float
     half_width: float
@@ -114,7 +130,7 @@ def bootstrap(
     referred: int = 0,
     referral_cost: float = 0.0,
 ) -> Interval:
-    """Percentile bootstrap over the test samples.
+    """Percentile bootstrap over the test samples: a two-sided interval.
 
     A statistic of the counts sees a sample only through its cell (referred cases are one more), so drawing samples
     again is drawing the table from a multinomial: the samples themselves are not needed.
@@ -131,7 +147,7 @@ def bootstrap(
         values = tables @ np.append(np.eye(len(confusion)), 0.0)[cells] / np.maximum(automatic, 1)
     else:
         values = tables @ np.append(costs.values, referral_cost)[cells]
-        values = values / n if statistic == "weighted_error_rate" else values
+        values = values if statistic == "total_cost" else values / n
     return _percentiles(values, confidence)
 
 
@@ -147,11 +163,11 @@ def bootstrap_paid(
     return _percentiles(means * len(paid) if statistic == "total_cost" else means, confidence)
 
 
-STATISTICS = ("accuracy", "weighted_error_rate", "total_cost")
+STATISTICS = ("accuracy", "mean_cost", "total_cost")
 
 
 def check_statistic(statistic: str) -> None:
-    if statistic not in STATISTICS:
+    if statistic not in (*STATISTICS, "weighted_error_rate"):
         raise InputError(f"no interval for {statistic!r}; known: {', '.join(STATISTICS)}")
 
 
@@ -164,11 +180,11 @@ class Paid(NamedTuple):
     """What was really paid, where costs differ from sample to sample."""
 
     by_sample: NDArray[np.float64]  # [N], in the data's order; a referred one paid for the referral
-    by_pair: NDArray[np.float64]  # [K, K], over the samples of truth y that were called z
+    by_pair: NDArray[np.float64]  # [K, K], over the samples of truth y that were predicted as z
 
 
 class PairError(NamedTuple):
-    """How often one class was called another. A pair reads as its rate: float(pair), or pair.rate."""
+    """How often one class was predicted as another. A pair reads as its rate: float(pair), or pair.rate."""
 
     truth: str
     predicted: str
@@ -230,8 +246,8 @@ class Evaluation:
         prediction pays its entry too, usually 0. referral_cost: what a prediction of REFER (-1) costs; without it there
         may be none.
         """
-        truth, predicted = np.asarray(truth, dtype=np.int64).ravel(), np.asarray(predicted, dtype=np.int64).ravel()
-        kept = predicted != REFER if referral_cost is not None and len(truth) == len(predicted) else slice(None)
+        truth, predicted = _class_numbers(truth, predicted, len(costs), 0 if referral_cost is None else REFER)
+        kept = predicted != REFER
         confusion = confusion_counts(truth[kept], predicted[kept], len(costs))
         fee = referral_cost or 0.0
         paid = None
@@ -264,9 +280,14 @@ class Evaluation:
         return total_cost(self.confusion, self.costs) + self.referred * self.referral_cost
 
     @property
-    def weighted_error_rate(self) -> float:
-        """The mean cost of a case."""
+    def mean_cost(self) -> float:
+        """Of a case, whether decided or referred."""
         return self.total_cost / max(self.samples, 1)
+
+    @property
+    def weighted_error_rate(self) -> float:
+        """The paper's name of the mean cost."""
+        return self.mean_cost
 
     @property
     def pairwise_error_rates(self) -> NDArray[np.float64]:
@@ -279,17 +300,17 @@ class Evaluation:
         return PairError(names[i], names[j], float(self.costs.values[i, j]), int(row[j]), int(row.sum()))
 
     def top_pairs(self, k: int = 3) -> list[PairError]:
-        """The pairs that would cost most a mistake, and how often they happened."""
+        """The pairs with the highest cost per mistake, and how often they happened."""
         return [self.pair_error(y, z) for y, z in self.costs.top_pairs(k)]
 
     def costliest_pairs(self, k: int = 3) -> list[PairError]:
-        """The pairs that did cost most in all, most expensive first; pairs that cost nothing are left out."""
+        """The pairs that cost most in total, most expensive first; pairs that cost nothing are left out."""
         paid = self.paid.by_pair if self.paid is not None else self.confusion * self.costs.values
         order = np.argsort(-paid, axis=None, kind="stable")[:k]
         return [self.pair_error(int(i // len(paid)), int(i % len(paid))) for i in order if paid.ravel()[i] > 0]
 
     def interval(self, statistic: str, confidence: float = 0.95, *, draws: int = 2000, seed: int = 0) -> Interval:
-        """Bootstrap interval over the test samples for accuracy, weighted_error_rate or total_cost."""
+        """Two-sided bootstrap interval over the test samples for accuracy, mean_cost or total_cost."""
         if self.paid is not None and statistic != "accuracy":
             return bootstrap_paid(self.paid.by_sample, statistic, confidence, draws, seed)
         return bootstrap(
@@ -304,12 +325,12 @@ class Evaluation:
         )
 
     def __str__(self) -> str:
-        low, high = self.interval("weighted_error_rate")
+        low, high = self.interval("mean_cost")
         referred = f" ({self.referred:,} referred, {100 * self.coverage:.1f} % automatic)" if self.referred else ""
         lines = [
             f"{self.samples:,} samples{referred}, accuracy {100 * self.accuracy:.2f} %, "
-            f"weighted error rate {100 * self.weighted_error_rate:.2f} % (95 %: {100 * low:.2f} to {100 * high:.2f}), "
-            f"total cost {self.total_cost:g}",
+            f"cost per 100 predictions {100 * self.mean_cost:.2f} "
+            f"(two-sided 95 %: {100 * low:.2f} to {100 * high:.2f}), total cost {self.total_cost:g}",
             *(f"  {pair}" for pair in self.top_pairs(3)),
         ]
         return "\n".join(lines)

@@ -298,15 +298,25 @@ class MetaCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def mean_cost(y_true: Any, y_pred: Any, *, costs: Costs, labels: Any = None) -> float:
-    """The mean cost of a prediction; labels: all classes in order, where y_true may lack some."""
-    classes = np.unique(np.asarray(y_true) if labels is None else np.asarray(labels))
+    """The mean cost of a prediction.
+
+    labels: all classes, in the order of a cost table's rows. Without it: the classes of y_true, sorted.
+    """
+    truth, predicted = np.asarray(y_true), np.asarray(y_pred)
+    for values in (truth, predicted):
+        if values.ndim != 1:
+            raise InputError(f"mean_cost needs one class per sample, got shape {values.shape}; flatten it first")
+    if len(truth) != len(predicted):
+        raise InputError(f"{len(truth)} truths but {len(predicted)} predictions; give one prediction per truth")
+    if len(truth) == 0:
+        raise InputError("no samples, so no mean cost; give at least one")
+    classes = np.unique(truth) if labels is None else np.asarray(labels)
     table = resolve_costs(costs, classes).values
-    truth, predicted = (np.searchsorted(classes, np.asarray(v)) for v in (y_true, y_pred))
-    for values, found in ((y_true, truth), (y_pred, predicted)):
-        bad = np.asarray(values)[classes[np.minimum(found, len(classes) - 1)] != np.asarray(values)]
-        if len(bad):
-            raise InputError(f"class {_names(bad[:1])} is not among {_names(classes)}; give labels=, all of them")
-    return float(table[truth, predicted].mean())
+    number = {label: k for k, label in enumerate(classes.tolist())}
+    pairs = list(zip(truth.tolist(), predicted.tolist(), strict=True))
+    if unknown := [label for pair in pairs for label in pair if label not in number]:
+        raise InputError(f"class {unknown[0]!r} is not among {_names(classes)}; give labels=, all of them")
+    return float(np.mean([table[number[y], number[z]] for y, z in pairs]))
 
 
 def cost_scorer(costs: Costs, labels: Any) -> Any:
@@ -334,12 +344,11 @@ def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
     if costs is None:
         return CostMatrix(CostMatrix.uniform(len(classes)).values, names)
     if isinstance(costs, Mapping):
-        number = {label: k for k, label in enumerate(classes.tolist())}
+        named = dict(zip(classes.tolist(), names, strict=True))
         for label in (label for pair in costs for label in _pair(pair)):
-            if label not in number:
+            if label not in named:
                 raise InputError(f"the costs name class {label!r}, which y never has; its classes: {_names(classes)}")
-        pairs = {(number[truth], number[predicted]): cost for (truth, predicted), cost in costs.items()}
-        return CostMatrix.from_pairs(names, pairs)  # type: ignore[arg-type]
+        return CostMatrix.from_pairs(names, {(named[y], named[z]): cost for (y, z), cost in costs.items()})
     matrix = costs if isinstance(costs, CostMatrix) else CostMatrix(costs)
     numbered = np.array_equal(classes, np.arange(len(matrix))) and set(names) != set(matrix.classes)
     unnamed = matrix.classes == tuple(map(str, range(len(matrix))))

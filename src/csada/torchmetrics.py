@@ -1,6 +1,6 @@
 """The costs as torchmetrics: counts gathered batch by batch, summed over processes, read by the formulas of `metrics`.
 
-update(preds, target) takes logits [N, K] or class numbers [N]; another rule than argmax decides before: rule(logits).
+update(preds, target) takes logits [N, K], decided by argmax, or class numbers [N]: for another decision rule, rule(logits).
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ class Confusion(Metric):
         if preds.is_floating_point():
             check_logits(preds, n)
             preds = preds.argmax(1)
+        # 64 bits before anything is computed: a small type cannot number n * n cells
+        preds, target = preds.long(), target if target.is_floating_point() else target.long()
         check_labels(preds, n)
         check_labels(target, n)
         if len(preds) != len(target):
-            raise InputError(f"{len(target)} labels but {len(preds)} predictions; give one prediction a label")
+            raise InputError(f"{len(target)} truths but {len(preds)} predictions; give one prediction per truth")
         self.confusion += torch.bincount(target * n + preds, minlength=n * n).view(n, n)
 
     def _total(self) -> Tensor:
@@ -61,7 +63,7 @@ class TotalCost(Confusion):
         return self._plot(val, ax)
 
 
-class WeightedErrorRate(Confusion):
+class MeanCost(Confusion):
     """The mean cost of a prediction; with unit costs it is the error rate."""
 
     def compute(self) -> Tensor:
@@ -73,7 +75,7 @@ class WeightedErrorRate(Confusion):
 
 
 class PairwiseErrorRate(Confusion):
-    """[K, K]: the share of the samples of class y that were called z; NaN in the row of a class without samples."""
+    """[K, K]: the share of the samples of class y that were predicted as z; NaN in the row of a class without samples."""
 
     def compute(self) -> Tensor:
         return self.confusion / self.confusion.sum(1, keepdim=True)

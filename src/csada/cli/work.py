@@ -281,7 +281,7 @@ def evaluate(
         found = {"model": str(model), "data": splits.name, "part": part, "decision": judged.decision, **_numbers(e)}
         found |= {"classes": list(e.costs.classes), "confusion": e.confusion.tolist()}
         pairs = {"dearest": e.top_pairs(5), "most_confused": confused}
-        found |= {name: [p._asdict() | {"bounds": p.bounds} for p in listed] for name, listed in pairs.items()}
+        found |= {name: [p._asdict() | {"two_sided_95": p.bounds} for p in listed] for name, listed in pairs.items()}
         typer.echo(json.dumps(found, indent=1))
         return
     numbers = _numbers(e)

@@ -21,7 +21,7 @@ class AdjustedPenalty:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < float("inf"):
-            raise InputError(f"alpha must be zero or more, got {self.alpha}")
+            raise InputError(f"alpha must be finite and zero or more, got {self.alpha}")
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return model, data

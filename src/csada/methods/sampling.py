@@ -1,7 +1,7 @@
-"""Costs through the training set: dear samples more often, cheap ones less often, then plain cross-entropy.
+"""Costs through the training set: costly samples more often, cheap ones less often, then plain cross-entropy.
 
 A sample costs what a mistake on it may cost, C_i = sum_z c(y_i, z); a class, the mean over its samples. Resampling
-happens once, in `prepare`, and sees which classes are dear, not which pairs.
+happens once, in `prepare`, and sees which classes are costly, not which pairs. All draws come from the generator.
 
     oversampling    class k grows to N_base C_k / C_base samples; base: the class of smallest C / N (Zhou & Liu, 2005)
     undersampling   class k shrinks to that number; base: the class of largest C / N (dropped at random, without the
@@ -9,7 +9,9 @@ happens once, in `prepare`, and sees which classes are dear, not which pairs.
     costing         a sample is kept with probability C_i / max C (Zadrozny, Langford & Abe, 2003; they average the
                     models of several draws, here a seed is one draw)
 
-Oversampling leaves a class without cost as it is; undersampling keeps one sample of it, so that no class disappears.
+Two limits are ours. Oversampling grows the data to GROWTH times its size at most: where the costs ask for more, every
+class gets the same share of what it should gain. No class disappears: undersampling and costing keep at least one
+sample of each. Oversampling leaves a class without cost as it is.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from csada.costs import CostMatrix
 from csada.data.splits import Part
 from csada.methods.base import Trainer, cost_rows, on_train, own_generator, scores
 
+GROWTH = 10  # times the size of the training set
+
 
 @dataclass(frozen=True)
 class Oversampling:
@@ -37,8 +41,10 @@ class Oversampling:
 
         def grow(part: Part) -> Part:
             wanted, counts = proportional_counts(part, self.costs, largest=False)
+            gained = wanted - counts
+            room = (GROWTH - 1) * len(part)
             chosen = [torch.arange(len(part))]
-            for k, extra in enumerate((wanted - counts).tolist()):
+            for k, extra in enumerate((gained * min(1.0, room / max(float(gained.sum()), 1.0))).long().tolist()):
                 if extra > 0:
                     members = (part.y.cpu() == k).nonzero()[:, 0]
                     draw = torch.randint(len(members), (extra,), generator=rng, device=rng.device)
@@ -69,7 +75,7 @@ class Undersampling:
         rng = own_generator(generator)
 
         def shrink(part: Part) -> Part:
-            wanted, _ = proportional_counts(part, self.costs, largest=True)
+            wanted = proportional_counts(part, self.costs, largest=True)[0].long()
             shuffled = torch.randperm(len(part), generator=rng, device=rng.device).cpu()
             labels = part.y.cpu()[shuffled]
             chosen = [shuffled[labels == k][:count] for k, count in enumerate(wanted.tolist())]
@@ -99,9 +105,14 @@ class Costing:
         rng = own_generator(generator)
 
         def reject(part: Part) -> Part:
-            cost = sample_costs(part, self.costs)
+            cost, labels = sample_costs(part, self.costs), part.y.cpu()
             luck = torch.rand(len(part), generator=rng, device=rng.device, dtype=torch.float64).cpu()
-            return part.take((luck * cost.max() < cost).nonzero()[:, 0] if cost.max() > 0 else torch.arange(len(part)))
+            missed_by = luck * cost.max() - cost
+            kept = (missed_by < 0) | (cost.max() == 0)
+            for k in set(labels.tolist()):
+                members = (labels == k).nonzero()[:, 0]
+                kept[members[missed_by[members].argmin()]] = True  # the nearest one, where all would be rejected
+            return part.take(kept.nonzero()[:, 0])
 
         return model, on_train(data, reject, "costing")
 
@@ -124,9 +135,9 @@ def sample_costs(part: Part, costs: CostMatrix) -> Tensor:
 
 
 def proportional_counts(part: Part, costs: CostMatrix, *, largest: bool) -> tuple[Tensor, Tensor]:
-    """([K], [K]): samples of each class in proportion to its cost, and as they are now.
+    """([K] float64, [K]): samples of each class in proportion to its cost, and as they are now.
 
-    With the base of the smallest cost a sample no class need shrink, with that of the largest none need grow.
+    With the base of the smallest cost per sample no class need shrink, with that of the largest none need grow.
     """
     labels = part.y.cpu()
     counts = torch.bincount(labels, minlength=len(costs))
@@ -137,7 +148,7 @@ def proportional_counts(part: Part, costs: CostMatrix, *, largest: bool) -> tupl
     candidates = density[(counts > 0) & (cost > 0)]
     if len(candidates) == 0:
         return counts, counts
-    wanted = (cost / (candidates.max() if largest else candidates.min())).round().long()
+    wanted = (cost / (candidates.max() if largest else candidates.min())).round()  # may be more than an integer holds
     if largest:
         return torch.minimum(wanted.clamp_min(1), counts), counts
     return torch.where(counts > 0, torch.maximum(wanted, counts), counts), counts

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from torch import nn
 
@@ -23,15 +24,13 @@ from csada.decisions import (
     MinimumExpectedCost,
     ThresholdMoving,
     argmax,
-    cheapest,
     cost_coverage_curve,
-    expected_costs,
+    decide,
     fit_temperature,
     fit_vector_scaling,
     from_plain,
     frontier,
     prior_ratio,
-    reweight_priors,
     threshold_for_budget,
     to_plain,
 )
@@ -103,7 +102,6 @@ def test_a_tensor_goes_in_and_a_tensor_comes_out(dtype):
         decided = rule(logits)
         assert decided.dtype == torch.int64
         assert decided.tolist() == rule(logits.detach().double().numpy()).tolist()
-    assert reweight_priors(torch.tensor([[0.5, 0.5]], dtype=dtype), [0.5, 0.5], [0.9, 0.1]).dtype == dtype
 
 
 def test_threshold_moving_is_exact_where_the_prediction_does_not_matter():
@@ -116,16 +114,51 @@ def test_threshold_moving_weighs_each_class_by_its_costs():
     costs = CostMatrix([[0, 1, 2], [3, 0, 3], [0.5, 0.5, 0]])
     p = np.array([[0.6, 0.15, 0.25]])
     weighted = p[0] * [3, 6, 1]
-    np.testing.assert_allclose(ThresholdMoving(costs).probabilities(np.log(p))[0], weighted / weighted.sum())
+    np.testing.assert_allclose(ThresholdMoving(costs).rule.probabilities(np.log(p))[0], weighted / weighted.sum())
 
 
 # calibration
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [1e-3, 0.5, 1.0, 3.0, 1e3])
 def test_a_known_temperature_is_found(temperature):
     logits, labels = sampled(20_000)
     assert fit_temperature(logits * temperature, labels) == pytest.approx(temperature, rel=0.03)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_without_a_mistake_confidence_is_what_that_many_samples_can_show(scale):
+    """No finite temperature is best then; confidence stays near (N + 1) / (N + 2), whatever scale the logits have."""
+    for n in (20, 200):
+        logits = scale * np.random.default_rng(n).uniform(1, 2, (n, 1)) * np.eye(4)[np.arange(n) % 4]
+        p = softmax(logits / fit_temperature(logits, np.arange(n) % 4), axis=1).max(1)
+        assert 1 / (4 * n) < 1 - p.mean() < 2 / n
+
+
+def test_scores_that_say_nothing_give_equal_probabilities_and_a_warning():
+    logits, labels = sampled(200)
+    for scores in (-50 * logits, 0 * logits):
+        with pytest.warns(UserWarning, match="the true class scores no higher than the others .* order of the classes"):
+            rule = MinimumExpectedCost.calibrated(scores, labels, CostMatrix.pareto(4))
+        assert np.abs(rule.probabilities(scores) - 0.25).max() < 0.01
+
+
+def test_weights_count_as_repeated_samples():
+    logits, labels = sampled(60)
+    weights = np.arange(60) % 4
+    repeated = fit_temperature(logits.repeat(weights, 0), labels.repeat(weights))
+    assert fit_temperature(logits, labels, weights) == pytest.approx(repeated, rel=1e-6)
+
+
+def test_vector_scaling_is_the_minimum_of_what_it_states():
+    logits, labels = sampled(30)
+
+    def objective(parameters):
+        loss = cross_entropy(logits * parameters[:4] + parameters[4:], labels)
+        return loss + 10 / 30 * ((parameters[:4] - 1) ** 2 + parameters[4:] ** 2).sum()
+
+    found = np.concatenate(fit_vector_scaling(logits, labels))
+    np.testing.assert_allclose(found, minimize(objective, found + 0.1).x, atol=1e-3)
 
 
 def test_vector_scaling_finds_what_a_temperature_cannot():
@@ -175,7 +208,7 @@ def test_a_budget_that_is_not_binding_buys_the_cheapest_point():
     logits, labels = sampled(2_000)
     costs = CostMatrix.pareto(4, seed=3)
     rule = MinimumExpectedCost.within_budget(logits, labels, costs, budget=1.0)
-    curve = frontier(logits, labels, costs)
+    curve = frontier(logits, labels, rule)
     assert Evaluation.of(labels, rule(logits), costs).weighted_error_rate == pytest.approx(
         curve.weighted_error_rate.min()
     )
@@ -197,6 +230,29 @@ def test_the_frontier_is_what_the_rule_of_each_strength_does():
         assert np.array_equal(replace(rule, strength=s)(logits), MinimumExpectedCost(mixed, 1.3)(logits))
 
 
+@pytest.mark.parametrize("strength", [0.0, 0.4, 1.0])
+def test_the_decided_class_has_the_least_criterion_and_its_expected_cost_is_the_real_one(strength):
+    logits, _ = sampled(300)
+    rule = MinimumExpectedCost(CostMatrix.pareto(4, seed=2), 1.3, strength=strength)
+    p, values = softmax(logits / 1.3, axis=1), rule.costs.values
+    decided = rule.decide(logits)
+    chosen, expected = decided.chosen, decided.expected_costs
+    mixed = strength * values + (1 - strength) * values.sum() / 12 * (1 - np.eye(4))
+    np.testing.assert_allclose(decided.probabilities, p)
+    np.testing.assert_allclose(decided.criterion, p @ mixed)
+    np.testing.assert_allclose(expected, p @ values)
+    assert np.array_equal(chosen, rule(logits)) and np.array_equal(chosen, decided.criterion.argmin(1))
+    np.testing.assert_allclose(decided.cost, expected[np.arange(300), chosen])
+    assert (chosen != expected.argmin(1)).any() == (strength < 1)
+
+
+def test_a_case_that_costs_exactly_as_much_as_a_person_is_decided():
+    logits = np.log([[0.7, 0.2, 0.1]])
+    rule = MinimumExpectedCost(CostMatrix.uniform(3))
+    assert Abstention(rule, 0.3)(logits).tolist() == [0]
+    assert Abstention(rule, 0.3 - 1e-9)(logits).tolist() == [REFER]
+
+
 # class frequencies that change
 
 
@@ -204,7 +260,6 @@ def test_reweighted_probabilities_are_those_of_the_other_frequencies():
     likelihood = np.random.default_rng(0).dirichlet(np.ones(3), size=50)  # p(x | y) up to a factor
     train, deployment = np.array([0.2, 0.3, 0.5]), np.array([0.7, 0.3, 0.0])
     before, after = (w / w.sum(1, keepdims=True) for w in (likelihood * train, likelihood * deployment))
-    np.testing.assert_allclose(reweight_priors(before, train, deployment), after, atol=1e-12)
     rule = MinimumExpectedCost(CostMatrix.pareto(3), priors=prior_ratio(train, deployment))
     np.testing.assert_allclose(rule.probabilities(np.log(before)), after, atol=1e-12)
     assert np.array_equal(rule(np.log(before)), (after @ rule.costs.values).argmin(1))
@@ -232,7 +287,7 @@ def test_referring_never_costs_more_in_expectation(problem, referral_cost, stren
     logits, costs = problem
     rule = MinimumExpectedCost(costs, strength=strength)
     predicted, alone = Abstention(rule, referral_cost)(logits), rule(logits)
-    expected = rule.expected_costs(logits)
+    expected = rule.decide(logits).expected_costs
     rows = np.arange(len(logits))
     with_referral = np.where(predicted == REFER, referral_cost, expected[rows, predicted])
     assert (with_referral <= expected[rows, alone]).all()
@@ -265,7 +320,7 @@ def test_the_coverage_curve_is_what_ever_higher_thresholds_pay():
     rule = MinimumExpectedCost(CostMatrix.pareto(4, seed=1))
     curve = cost_coverage_curve(logits, labels, rule)
     for i in (0, 99, 299):
-        threshold = np.sort(rule.expected_costs(logits).min(1))[i]
+        threshold = np.sort(rule.decide(logits).expected_costs.min(1))[i]
         decided = Abstention(rule, threshold)(logits)
         kept = decided != REFER
         assert curve.coverage[i] == pytest.approx(kept.mean())
@@ -348,14 +403,13 @@ SCORES = Scores(torch.from_numpy(LOGITS), torch.from_numpy(LABELS))
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: expected_costs(np.full((2, 4), 0.3), RULE.costs), "sample 0 are .* sum to 1.2; .* .softmax"),
-        (lambda: expected_costs(np.array([[1.5, -0.5]]), CostMatrix.uniform(2)), "zero or more"),
-        (lambda: expected_costs(np.array([[np.nan, 0.5]]), CostMatrix.uniform(2)), "sum to nan"),
-        (lambda: reweight_priors([[0.5, 0.2]], [0.5, 0.5], [0.5, 0.5]), "sum to 0.7"),
-        (lambda: reweight_priors([[0.5, 0.5]], [0.5, 0.5], [0.5, 0.6]), "deployment priors are .* sum to 1.1"),
-        (lambda: reweight_priors([[0.5, 0.5]], [1.0, 0.0], [0.5, 0.5]), "class 1 was never seen in training"),
-        (lambda: reweight_priors([[1.0, 0.0]], [0.5, 0.5], [0.0, 1.0]), "sample 0 has probability only for"),
-        (lambda: reweight_priors([[1.0, 0.0]], [0.5, 0.3, 0.2], [0.1, 0.1, 0.8]), r"\(samples, 3\) is needed"),
+        (lambda: decide(np.full((2, 4), 0.3), RULE.costs), "sample 0 are .* sum to 1.2; .* .softmax"),
+        (lambda: decide(np.array([[1.5, -0.5]]), CostMatrix.uniform(2)), "zero or more"),
+        (lambda: decide(np.array([[np.nan, 0.5]]), CostMatrix.uniform(2)), "sum to nan"),
+        (lambda: prior_ratio([0.5, 0.5], [0.5, 0.6]), "deployment priors are .* sum to 1.1"),
+        (lambda: prior_ratio([1.0, 0.0], [0.5, 0.5]), "class 1 was never seen in training"),
+        (lambda: prior_ratio([0.5, 0.5], [0.1, 0.1, 0.8]), r"\(2,\) training and \(3,\) deployment priors"),
+        (lambda: ThresholdMoving(RULE.costs, 0.0)(LOGITS), "temperature must be a positive number, got 0.0"),
         (lambda: replace(RULE, priors=(1.0, 2.0)), "each of the 4 classes"),
         (lambda: replace(RULE, priors=(1.0, 2.0, -1.0, 1.0)), "zero or more"),
         (lambda: replace(RULE, temperature=0.0), "temperature must be a positive number, got 0.0"),
@@ -372,6 +426,7 @@ SCORES = Scores(torch.from_numpy(LOGITS), torch.from_numpy(LABELS))
         (lambda: MinimumExpectedCost(np.ones((4, 4))), "a correct prediction must cost 0"),
         (lambda: MinimumExpectedCost(-np.ones((6, 4))), "sample 0, class 0 is -1"),
         (lambda: MinimumExpectedCost(np.ones(4)), r"shape \(4,\); \(samples, classes\) is needed"),
+        (lambda: to_plain(MinimumExpectedCost(np.ones((6, 4)))), "costs for each sample cannot be kept"),
         (lambda: evaluate_scores(SCORES, np.ones((5, 4))), r"shape \(5, 4\) for 6 samples .* \(4, 4\), .* \(6, 4\)"),
         (lambda: evaluate_scores(SCORES, RULE.costs, example_costs=np.ones((6, 3))), r"\(6, 4\) is needed"),
         (lambda: evaluate_scores(SCORES, RULE.costs, "cheapest"), "unknown decision 'cheapest'"),
@@ -390,7 +445,7 @@ def test_under_a_single_costly_pair_certain_samples_keep_their_class():
     costs = CostMatrix.single_pair(4, 1, 2)
     p = np.array([[0.9, 0.04, 0.03, 0.03], [0.03, 0.9, 0.04, 0.03], [0.03, 0.04, 0.9, 0.03], [0.03, 0.03, 0.04, 0.9]])
     # the third is called the second likeliest class, since calling it 2 might cost
-    assert MinimumExpectedCost(costs)(np.log(p)).tolist() == cheapest(p, costs).tolist() == [0, 1, 1, 3]
+    assert MinimumExpectedCost(costs)(np.log(p)).tolist() == decide(p, costs).chosen.tolist() == [0, 1, 1, 3]
 
 
 @pytest.mark.parametrize("referral_cost", [None, 0.25])

@@ -5,7 +5,7 @@ The public names are loaded when they are first used, so that `import csada` and
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ _HOME = {  # in the way of the data
     "InputError": "errors",
     "RunError": "errors",
 }
-_SUBMODULES = ("data", "models")
 
 __all__ = [  # noqa: RUF022 - in the way of the data
     "CostMatrix",
@@ -73,10 +72,10 @@ __all__ = [  # noqa: RUF022 - in the way of the data
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"csada.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(f"csada.{_HOME[name]}"), name)
+    if importlib.util.find_spec(f"csada.{name}"):
+        return importlib.import_module(f"csada.{name}")
     raise AttributeError(f"module 'csada' has no attribute {name!r}")
 
 

@@ -3,6 +3,7 @@
 All take `costs` in the constructor, where a grid search finds them, or in `fit`, where they win and where metadata
 routing can send them (`set_fit_request(costs=True)`). They are a CostMatrix, or a table with one row (truth) and one
 column (prediction) a class in the order of `classes_`, or pairs of labels {(truth, predicted): cost}, others costing 1.
+`labels` names all classes where y may lack some, as in a fold of a cross-validation; the costs are then those of all.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ from sklearn.metrics import make_scorer
 from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing, assert_all_finite, check_random_state, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    has_fit_parameter,
+    validate_data,
+)
 from torch import nn
 
 from csada.costs import CostMatrix
 from csada.data.augment import Normalization
 from csada.data.batches import batches
-from csada.decisions import MinimumExpectedCost, cheapest, expected_costs, fit_temperature
+from csada.decisions import MinimumExpectedCost, decide, fit_temperature
 from csada.errors import InputError
 from csada.methods.csada import CSADA
 from csada.models.initial import seeded
@@ -50,6 +57,7 @@ class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     X is [N, F] or images [N, C, H, W]. Features (channels) are standardised unless standardize=False, so step_size and
     epsilon are in standard deviations. epochs=0 starts from the module as it is; with warm_start=True a second `fit`
     goes on from the fitted network without training the baseline again. `weight` is the paper's lambda.
+    sample_weight repeats samples in training, as often as it says; fractions are rounded so that the sums agree.
     """
 
     classes_: Array
@@ -73,6 +81,7 @@ class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         decision: str = "argmax",
         standardize: bool = True,
         costs: Costs = None,
+        labels: Any = None,
         random_state: Any = None,
         warm_start: bool = False,
     ) -> None:
@@ -91,15 +100,19 @@ class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.decision = decision
         self.standardize = standardize
         self.costs = costs
+        self.labels = labels
         self.random_state = random_state
         self.warm_start = warm_start
 
-    def fit(self, X: Any, y: Any, costs: Costs = None) -> CSADAClassifier:
+    def fit(self, X: Any, y: Any, costs: Costs = None, sample_weight: Any = None) -> CSADAClassifier:
         if self.decision not in DECISIONS:
             raise InputError(f"unknown decision {self.decision!r}; known: {', '.join(DECISIONS)}")
         going_on = self.warm_start and hasattr(self, "module_")
         X, y = validate_data(self, X, y, allow_nd=True, dtype=[np.float64, np.float32], reset=not going_on)
-        classes, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
+        if sample_weight is not None:
+            rows = repeated(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
+            X, y = X[rows], y[rows]
+        classes, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs, self.labels)
         if going_on and not np.array_equal(classes, self.classes_):
             raise InputError(
                 f"y has the classes {_names(classes)}, the fitted network {_names(self.classes_)}; set warm_start=False"
@@ -136,20 +149,19 @@ class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> Array:
         """Logits, or minus the expected costs; for two classes their difference, positive for the second."""
-        return margins(self._scores(self._logits(X)))
+        return margins(self._scores(X))
 
     def predict_proba(self, X: Any) -> Array:
         """The network's own probabilities, whatever the decision."""
         return np.asarray(softmax(self._logits(X), axis=1))
 
     def predict(self, X: Any) -> Array:
-        best = self._scores(self._logits(X)).argmax(1)
+        best = self._scores(X).argmax(1)
         return np.asarray(self.classes_[best])
 
-    def _scores(self, logits: Array) -> Array:
-        if self.decision == "argmax":
-            return logits
-        return -MinimumExpectedCost(self.costs_).expected_costs(logits)
+    def _scores(self, X: Any) -> Array:
+        logits = self._logits(X)
+        return logits if self.decision == "argmax" else MinimumExpectedCost(self.costs_).decide(logits).scores
 
     def _samples(self, X: Array) -> torch.Tensor:
         return self.normalization_(torch.tensor(X))
@@ -188,28 +200,40 @@ class MinimumExpectedCostClassifier(ClassifierMixin, BaseEstimator):  # type: ig
     scikit-learn) before the estimator is fitted on everything.
     """
 
-    def __init__(self, estimator: Any, *, costs: Costs = None, calibration: str | None = None, cv: Any = 5) -> None:
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        costs: Costs = None,
+        labels: Any = None,
+        calibration: str | None = None,
+        cv: Any = 5,
+    ) -> None:
         self.estimator = estimator
         self.costs = costs
+        self.labels = labels
         self.calibration = calibration
         self.cv = cv
 
-    def fit(self, X: Any, y: Any, costs: Costs = None) -> MinimumExpectedCostClassifier:
+    def fit(self, X: Any, y: Any, costs: Costs = None, sample_weight: Any = None) -> MinimumExpectedCostClassifier:
         if self.calibration not in (None, "temperature"):
             raise InputError(f"unknown calibration {self.calibration!r}; known: None, 'temperature'")
         needs_probabilities(self.estimator)
-        X, y = samples_and_labels(X, y)
-        self.classes_, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
+        X, y, weights = samples_and_labels(X, y, sample_weight, self.estimator)
+        self.classes_, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs, self.labels)
         self.temperature_ = 1.0
         if self.calibration is not None:
             folds = list(check_cv(self.cv, y, classifier=True).split(X, y))
             logs = [
-                log_probabilities(fit_copy(self.estimator, X, y, train), _safe_indexing(X, held), self.classes_)
+                log_probabilities(
+                    fit_copy(self.estimator, X, y, train, weights), _safe_indexing(X, held), self.classes_
+                )
                 for train, held in folds
             ]
             held_out = np.concatenate([held for _, held in folds])
-            self.temperature_ = fit_temperature(np.concatenate(logs), index[held_out])
-        self.estimator_ = clone(self.estimator).fit(X, y)
+            seen = None if weights is None else weights[held_out]
+            self.temperature_ = fit_temperature(np.concatenate(logs), index[held_out], seen)
+        self.estimator_ = clone(self.estimator).fit(X, y, **weighing(weights))
         take_features(self, self.estimator_)
         return self
 
@@ -222,11 +246,11 @@ class MinimumExpectedCostClassifier(ClassifierMixin, BaseEstimator):  # type: ig
     def decision_function(self, X: Any) -> Array:
         """Minus the expected costs; for two classes their difference, positive for the second."""
         p = self.predict_proba(X)
-        return margins(-expected_costs(p, self.costs_))
+        return margins(decide(p, self.costs_).scores)
 
     def predict(self, X: Any) -> Array:
         p = self.predict_proba(X)
-        return np.asarray(self.classes_[cheapest(p, self.costs_)])
+        return np.asarray(self.classes_[decide(p, self.costs_).chosen])
 
     def __sklearn_tags__(self) -> Any:
         return wrapped_tags(super().__sklearn_tags__(), self.estimator)
@@ -244,22 +268,24 @@ class MetaCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         estimator: Any,
         *,
         costs: Costs = None,
+        labels: Any = None,
         n_estimators: int = 10,
         out_of_bag: bool = False,
         random_state: Any = None,
     ) -> None:
         self.estimator = estimator
         self.costs = costs
+        self.labels = labels
         self.n_estimators = n_estimators
         self.out_of_bag = out_of_bag
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, costs: Costs = None) -> MetaCostClassifier:
+    def fit(self, X: Any, y: Any, costs: Costs = None, sample_weight: Any = None) -> MetaCostClassifier:
         if self.n_estimators < 1:
             raise InputError(f"n_estimators must be at least 1, got {self.n_estimators}")
         needs_probabilities(self.estimator)
-        X, y = samples_and_labels(X, y)
-        self.classes_, _, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
+        X, y, weights = samples_and_labels(X, y, sample_weight, self.estimator)
+        self.classes_, _, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs, self.labels)
         rng = check_random_state(self.random_state)
         n = len(y)
         everyone, unseen, members = (
@@ -269,15 +295,15 @@ class MetaCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         for _ in range(self.n_estimators):
             bag = rng.randint(n, size=n)
-            p = aligned(fit_copy(self.estimator, X, y, bag), X, self.classes_)
+            p = aligned(fit_copy(self.estimator, X, y, bag, weights), X, self.classes_)
             out = np.bincount(bag, minlength=n)[:, None] == 0
             everyone, unseen, members = everyone + p, unseen + out * p, members + out
         mean = everyone / self.n_estimators
         if self.out_of_bag:
             mean = np.where(members > 0, unseen / np.maximum(members, 1), mean)
-        self.labels_ = self.classes_[cheapest(mean, self.costs_)]
+        self.labels_ = self.classes_[decide(mean, self.costs_).chosen]
         one_left = len(np.unique(self.labels_)) == 1  # most estimators refuse to learn that; the original y will do
-        self.estimator_ = clone(self.estimator).fit(X, y if one_left else self.labels_)
+        self.estimator_ = clone(self.estimator).fit(X, y if one_left else self.labels_, **weighing(weights))
         self.constant_ = self.labels_[0] if one_left else None
         take_features(self, self.estimator_)
         return self
@@ -324,15 +350,19 @@ def cost_scorer(costs: Costs, labels: Any) -> Any:
     return make_scorer(mean_cost, greater_is_better=False, costs=costs, labels=labels)
 
 
-def classes_and_costs(y: Array, costs: Costs) -> tuple[Array, NDArray[np.int64], CostMatrix]:
-    """The classes in order, y as their numbers, and the costs in that order."""
+def classes_and_costs(y: Array, costs: Costs, labels: Any = None) -> tuple[Array, NDArray[np.int64], CostMatrix]:
+    """The classes in order, y as their numbers, and the costs in that order; of all `labels` where y lacks some."""
     check_classification_targets(y)
     classes, index = np.unique(y, return_inverse=True)
     if len(classes) == 0:
         raise InputError("y is empty; a classifier needs samples of at least two classes")
     if len(classes) < 2:
         raise InputError(f"y has one class only, {_names(classes)}; a classifier needs samples of at least two")
-    return classes, index.astype(np.int64), resolve_costs(costs, classes)
+    known = classes if labels is None else np.unique(labels)
+    if unknown := [label for label in classes.tolist() if label not in known.tolist()]:
+        raise InputError(f"y has class {unknown[0]!r}, which labels lacks; it names {_names(known)}")
+    matrix, found = resolve_costs(costs, known), np.isin(known, classes)
+    return classes, index.astype(np.int64), CostMatrix(matrix.values[np.ix_(found, found)], list(map(str, classes)))
 
 
 def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
@@ -347,7 +377,7 @@ def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
         named = dict(zip(classes.tolist(), names, strict=True))
         for label in (label for pair in costs for label in _pair(pair)):
             if label not in named:
-                raise InputError(f"the costs name class {label!r}, which y never has; its classes: {_names(classes)}")
+                raise InputError(f"the costs name class {label!r}, which y never has{_lacking(classes)}")
         return CostMatrix.from_pairs(names, {(named[y], named[z]): cost for (y, z), cost in costs.items()})
     matrix = costs if isinstance(costs, CostMatrix) else CostMatrix(costs)
     numbered = np.array_equal(classes, np.arange(len(matrix))) and set(names) != set(matrix.classes)
@@ -355,7 +385,7 @@ def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
     if not (numbered or unnamed):
         for name in (*matrix.classes, *names):
             if name not in names:
-                raise InputError(f"the costs name class {name!r}, which y never has; its classes: {_names(classes)}")
+                raise InputError(f"the costs name class {name!r}, which y never has{_lacking(classes)}")
             if name not in matrix.classes:
                 raise InputError(
                     f"y has class {name!r}, for which there are no costs; they name {_names(matrix.classes)}"
@@ -364,8 +394,8 @@ def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
         return CostMatrix(matrix.values[np.ix_(order, order)], names)
     if len(matrix) != len(classes):
         raise InputError(
-            f"costs of shape {matrix.values.shape} for {len(classes)} classes, {_names(classes)}; "
-            "give a row and a column for each class that y has, and for no other"
+            f"costs of shape {matrix.values.shape}, one row and one column per class, for a y that has "
+            f"{len(classes)}{_lacking(classes)}"
         )
     return CostMatrix(matrix.values, names)
 
@@ -374,6 +404,10 @@ def _pair(pair: Any) -> tuple[Any, Any]:
     if not (isinstance(pair, tuple) and len(pair) == 2):
         raise InputError(f"costs has the key {pair!r}; keys are pairs of labels, (truth, predicted)")
     return pair
+
+
+def _lacking(classes: Array) -> str:
+    return f"; its classes: {_names(classes)}. Where y may lack a class, as in a fold, give labels=, all of them"
 
 
 def _names(classes: Any) -> str:
@@ -394,13 +428,33 @@ def margins(scores: Array) -> Array:
     return np.asarray(scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores)
 
 
-def samples_and_labels(X: Any, y: Any) -> tuple[Any, Array]:
-    """X so that rows can be taken, y as a vector. What X may hold, the wrapped estimator knows and checks."""
+def samples_and_labels(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Array, Array | None]:
+    """X so that rows can be taken, y and weights as vectors. What X may hold, the wrapped estimator knows and checks."""
     y = column_or_1d(y, warn=True)
     assert_all_finite(y, input_name="y")
     check_classification_targets(y)
     X, y = indexable(X, y)
-    return X, np.asarray(y)
+    if sample_weight is None:
+        return X, np.asarray(y), None
+    if not has_fit_parameter(estimator, "sample_weight"):
+        raise InputError(f"{type(estimator).__name__} takes no sample_weight; leave it out, or wrap another estimator")
+    weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+    if len(np.unique(y[weights > 0])) == 1:
+        raise InputError("sample_weight is above zero for one class only; a classifier needs samples of at least two")
+    return X, np.asarray(y), weights
+
+
+def repeated(weights: Array) -> NDArray[np.int64]:
+    """Row numbers, each as often as its weight says; at least as many in all as there are weights above zero."""
+    total = weights.sum()
+    if total == 0:
+        raise InputError("sample_weight is zero for every sample; give some a positive weight")
+    sums = np.cumsum(weights) * max(1.0, np.count_nonzero(weights) / total)
+    return np.repeat(np.arange(len(weights)), np.diff(np.round(sums), prepend=0).astype(np.int64))
+
+
+def weighing(weights: Array | None) -> dict[str, Array]:
+    return {} if weights is None else {"sample_weight": weights}
 
 
 def needs_probabilities(estimator: Any) -> None:
@@ -411,10 +465,12 @@ def needs_probabilities(estimator: Any) -> None:
         )
 
 
-def fit_copy(estimator: Any, X: Any, y: Array, rows: Array) -> Any:
+def fit_copy(estimator: Any, X: Any, y: Array, rows: Array, weights: Array | None) -> Any:
     """A copy fitted on these rows; for a single class, which most estimators refuse, the constant classifier."""
+    rows = rows if weights is None else rows[weights[rows] > 0]
     constant = len(np.unique(y[rows])) == 1
-    return (DummyClassifier(strategy="prior") if constant else clone(estimator)).fit(_safe_indexing(X, rows), y[rows])
+    copy = DummyClassifier(strategy="prior") if constant else clone(estimator)
+    return copy.fit(_safe_indexing(X, rows), y[rows], **weighing(None if weights is None else weights[rows]))
 
 
 def aligned(fitted: Any, X: Any, classes: Array) -> Array:

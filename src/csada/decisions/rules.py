@@ -4,19 +4,23 @@ The honest rival of every training method: keep the model, calibrate its probabi
 the class of least expected cost,  argmin_z sum_y p(y | x) c(y, z).  Three variations: less of it, where accuracy may
 not suffer (`strength`); other class frequencies than in training (`priors`); a person for the rest (`Abstention`).
 
-Pure NumPy: the rules also run on stored logits. A torch tensor goes in and a torch tensor comes out.
+`Decided` is the only place that decides by cost: scikit-learn, MetaCost and the report call it, and the ONNX graph repeats
+it in float64 (a test compares them sample by sample). Pure NumPy: the rules also run on stored logits. A torch tensor
+goes in and a torch tensor comes out.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import brentq, minimize
 from scipy.special import log_softmax, softmax
 
 from csada.costs import CostMatrix
@@ -29,6 +33,7 @@ Labels = NDArray[np.int64]
 
 CALIBRATIONS = ("temperature", "vector")
 PULL = 10.0  # of vector scaling to the identity, in samples: a standard deviation of 0.22 on every scale and bias
+TIE = 1e-12  # costs are the same when they differ by less than this share of themselves and of a mistake's mean cost
 STRENGTHS = (0.0, *(float(odds / (1 + odds)) for odds in np.geomspace(1e-3, 1e3, 61)), 1.0)
 
 
@@ -39,13 +44,12 @@ def as_array(values: Any) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
-def _like(result: NDArray[Any], given: Any) -> Any:
-    """A tensor where a tensor was given, on its device; real numbers in its precision."""
+def _like(result: Labels, given: Any) -> Any:
+    """A tensor where a tensor was given, on its device."""
     if hasattr(given, "detach"):
         import torch
 
-        tensor = torch.from_numpy(result)
-        return tensor.to(given.device, given.dtype if tensor.is_floating_point() else tensor.dtype)
+        return torch.from_numpy(result).to(given.device)
     return result
 
 
@@ -90,15 +94,33 @@ def argmax(logits: Any) -> Any:
     return _like(_logits(logits).argmax(1), logits)
 
 
-def fit_temperature(logits: Any, labels: Any) -> float:
-    """The T > 0 that minimises the cross-entropy of softmax(logits / T): it changes confidence, never the ranking."""
+def fit_temperature(logits: Any, labels: Any, weights: Any = None) -> float:
+    """The T > 0 that minimises the cross-entropy of softmax(logits / T): it changes confidence, never the ranking.
+
+    Where every label has the highest score, the best T would be 0. One more sample is then assumed, which may be of any
+    class: confidence ends near what N right samples can show, (N + 1) / (N + 2). Where the labels score no higher than
+    the other classes, the best T would be infinite: a warning says so, and all classes become almost equally probable.
+    """
     scores, truth = _labelled(logits, labels)
-    rows = np.arange(len(truth))
+    above = scores - scores[np.arange(len(truth)), truth, None]
+    spread = float(np.abs(above).max()) or 1.0
+    above, weights = above / spread, np.ones(len(truth)) if weights is None else as_array(weights)
 
-    def cross_entropy(log_t: float) -> float:
-        return -float(log_softmax(scores / np.exp(log_t), axis=1)[rows, truth].mean())
+    def slope(log_beta: float, doubt: float = 0.0) -> float:
+        """Of the cross-entropy in beta = spread / T, in which it is convex; `doubt`: the share of unknown labels."""
+        gained = (softmax(above * np.exp(log_beta), axis=1) * above).sum(1) - doubt * above.mean(1)
+        return float(np.average(gained, weights=weights))
 
-    return float(np.exp(minimize_scalar(cross_entropy, bounds=(-4.0, 4.0), method="bounded").x))
+    low, high = -20.0, 20.0
+    if slope(low) >= 0:
+        warnings.warn(
+            "the true class scores no higher than the others on these data, so that all classes get about the same "
+            "probability; check that the labels follow the order of the classes",
+            stacklevel=2,
+        )
+        return 100 * spread
+    doubt = 1 / (1 + weights.sum()) if slope(high) <= 0 else 0.0
+    return spread / float(np.exp(brentq(slope, low, high, args=(doubt,), xtol=1e-9)))
 
 
 class VectorScaling(NamedTuple):
@@ -134,12 +156,12 @@ def fit_vector_scaling(logits: Any, labels: Any) -> VectorScaling:
 def prior_ratio(train_priors: ArrayLike, deployment_priors: ArrayLike) -> Floats:
     """deployment / training frequency of every class: the `priors` of MinimumExpectedCost."""
     train, deployment = (
-        _probabilities(given, f"{what} priors")
-        for given, what in ((train_priors, "training"), (deployment_priors, "deployment"))
+        _probabilities(train_priors, "training priors"),
+        _probabilities(deployment_priors, "deployment priors"),
     )
     if train.shape != deployment.shape or train.ndim != 1:
         raise InputError(
-            f"{train.shape} training and {deployment.shape} deployment priors; give one number a class in each"
+            f"{train.shape} training and {deployment.shape} deployment priors; give one number per class in each"
         )
     if (unseen := np.flatnonzero((train == 0) & (deployment > 0))).size:
         raise InputError(
@@ -147,21 +169,6 @@ def prior_ratio(train_priors: ArrayLike, deployment_priors: ArrayLike) -> Floats
             f"({deployment[unseen[0]]:g}); no weight makes up for that: train on it, or set its deployment prior to 0"
         )
     return np.divide(deployment, train, out=np.zeros_like(train), where=train > 0)
-
-
-def reweight_priors(probabilities: Any, train_priors: ArrayLike, deployment_priors: ArrayLike) -> Any:
-    """p(y | x) where the classes come as often as in deployment: p(y | x) * deployment(y) / training(y), normalised."""
-    rows, ratio = _probabilities(probabilities), prior_ratio(train_priors, deployment_priors)
-    if rows.ndim != 2 or rows.shape[1] != len(ratio):
-        raise InputError(f"probabilities of shape {rows.shape}; (samples, {len(ratio)}) is needed, as the priors say")
-    weighted = rows * ratio
-    total = weighted.sum(1, keepdims=True)
-    if (total == 0).any():
-        i = int(np.argmin(total))
-        raise InputError(
-            f"sample {i} has probability only for classes with deployment prior 0; raise these priors above 0"
-        )
-    return _like(weighted / total, probabilities)
 
 
 class CostsByTruth:
@@ -190,11 +197,6 @@ class CostsByTruth:
 Costs = CostMatrix | CostsByTruth
 
 
-def expected_costs(probabilities: Any, costs: Costs) -> Floats:
-    """[N, K]: what predicting each class is expected to cost."""
-    return _expected(_probabilities(probabilities), costs)
-
-
 def _expected(p: Floats, costs: Costs) -> Floats:
     classes = costs.values.shape[1]
     if p.ndim != 2 or p.shape[1] != classes:
@@ -208,6 +210,55 @@ def _expected(p: Floats, costs: Costs) -> Floats:
         )
     weighted = p * costs.values
     return np.asarray(weighted.sum(1, keepdims=True) - weighted)
+
+
+def same_up_to(cost: Any, unit: float) -> Any:
+    """The highest cost that counts as the same: sums of the same numbers in another order differ in their last digits."""
+    return cost + TIE * (cost + unit)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """N samples, decided: the class of the least criterion; among those that tie the likeliest, then the first.
+
+    The criterion is the expected cost under strength * c + (1 - strength) * unit, where unit is the mean cost of a
+    mistake. Expected costs are linear in costs, and uniform costs give 1 - p. The unit also settles ties with 0: under
+    a single costly pair all classes but one are expected to cost nothing.
+    """
+
+    likelihood: Floats  # [N, K]: what ranks the classes as the probabilities do, before they are rounded
+    probabilities: Floats  # [N, K]: calibrated, and for the class frequencies of deployment
+    expected_costs: Floats  # [N, K]: of predicting each class, whatever the strength
+    unit: float
+    strength: float = 1.0
+
+    @cached_property
+    def criterion(self) -> Floats:
+        """[N, K]: what the chosen class has least of. At strength 1 these are the expected costs."""
+        return self.strength * self.expected_costs + (1 - self.strength) * self.unit * (1 - self.probabilities)
+
+    @cached_property
+    def chosen(self) -> Labels:
+        tied = self.criterion <= same_up_to(self.criterion.min(1, keepdims=True), self.unit)
+        return np.asarray(np.where(tied, self.likelihood, -np.inf).argmax(1))
+
+    @property
+    def cost(self) -> Floats:
+        """[N]: what the chosen class is expected to cost."""
+        return self.expected_costs[np.arange(len(self.chosen)), self.chosen]
+
+    @property
+    def scores(self) -> Floats:
+        """[N, K]: minus the criterion; where classes tie, the chosen one is just above the others."""
+        scores = -self.criterion
+        scores[np.arange(len(self.chosen)), self.chosen] = np.nextafter(scores.max(1), np.inf)
+        return scores
+
+
+def decide(probabilities: Any, costs: Costs) -> Decided:
+    """By least expected cost under these probabilities."""
+    p = _probabilities(probabilities)
+    return Decided(p, p, _expected(p, costs), mean_cost(costs))
 
 
 @dataclass(frozen=True)
@@ -227,7 +278,10 @@ class MinimumExpectedCost:
     strength: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "costs", _as_costs(self.costs))
+        if not isinstance(self.costs, CostMatrix | CostsByTruth):
+            values = as_array(self.costs)
+            square = values.ndim == 2 and values.shape[0] == values.shape[1]
+            object.__setattr__(self, "costs", CostMatrix(values) if square else CostsByTruth(values))
         if not 0 < self.temperature < math.inf:
             raise InputError(f"temperature must be a positive number, got {self.temperature}")
         if not 0 <= self.strength <= 1:
@@ -264,7 +318,6 @@ class MinimumExpectedCost:
         curve = frontier(logits, labels, rule)
         needed = float((argmax(as_array(logits)) == as_array(labels)).mean()) - budget
         allowed = curve.accuracy >= needed - 1e-12
-        allowed[0] = True  # strength 0 is argmax
         best = int(np.argmin(np.where(allowed, curve.weighted_error_rate, math.inf)))
         return replace(rule, strength=float(curve.strength[best]))
 
@@ -272,53 +325,35 @@ class MinimumExpectedCost:
     def classes(self) -> int:
         return int(self.costs.values.shape[1])
 
+    @property
+    def affine(self) -> tuple[Floats, Floats]:
+        """[K] each: temperature, vector scaling and priors as one scale and one bias of the logits."""
+        scale, bias = map(as_array, self.vector or (np.ones(self.classes), np.zeros(self.classes)))
+        if self.priors is not None:
+            with np.errstate(divide="ignore"):  # of a class that does not occur; the lowest number in place of -inf
+                bias = bias + np.nan_to_num(np.log(self.priors))
+        return scale / self.temperature, bias
+
+    def decide(self, logits: Any) -> Decided:
+        """The decisions with their reasons."""
+        scale, bias = self.affine
+        scores = _logits(logits, self.classes) * scale + bias
+        p = np.asarray(softmax(scores, axis=1))
+        return Decided(scores, p, _expected(p, self.costs), mean_cost(self.costs), self.strength)
+
     def probabilities(self, logits: Any) -> Floats:
         """[N, K]: calibrated, and reweighted to the classes' frequencies in deployment."""
-        scores = _logits(logits, self.classes) / self.temperature
-        if self.vector is not None:
-            scores = scores * self.vector.scale + self.vector.bias
-        if self.priors is not None:
-            with np.errstate(divide="ignore"):  # a class that does not occur in deployment: log 0 = -inf is right
-                scores = scores + np.log(self.priors)
-        return np.asarray(softmax(scores, axis=1))
-
-    def expected_costs(self, logits: Any) -> Floats:
-        """[N, K]: what predicting each class is expected to cost, whatever the strength."""
-        return _expected(self.probabilities(logits), self.costs)
+        return self.decide(logits).probabilities
 
     def __call__(self, logits: Any) -> Any:
-        p = self.probabilities(logits)
-        return _like(_decide(p, _expected(p, self.costs), _mean_cost(self.costs), self.strength), logits)
+        return _like(self.decide(logits).chosen, logits)
 
 
-def cheapest(probabilities: Any, costs: Costs) -> Labels:
-    """[N]: the class of least expected cost under these probabilities; among classes that cost the same, the likeliest."""
-    p = _probabilities(probabilities)
-    return _decide(p, _expected(p, costs), _mean_cost(costs), 1.0)
-
-
-def _decide(p: Floats, expected: Floats, mean_cost: float, strength: float) -> Labels:
-    """Under (1 - strength) * mean + strength * c: expected costs are linear in costs, and uniform ones give 1 - p.
-
-    A trace of the uniform costs always stays, so that among classes that cost the same the likelier wins: under a single
-    costly pair all classes but one are expected to cost nothing.
-    """
-    strength = min(strength, 1 - 1e-12)
-    return np.asarray((strength * expected - (1 - strength) * mean_cost * p).argmin(1))
-
-
-def _mean_cost(costs: Costs) -> float:
+def mean_cost(costs: Costs) -> float:
     """Of a mistake; 1 where no mistake costs anything, so that probability decides."""
     values = costs.values
     mistakes = values.size - len(values) if isinstance(costs, CostMatrix) else values.size
     return float((values / mistakes).sum()) or 1.0
-
-
-def _as_costs(costs: Any) -> Costs:
-    if isinstance(costs, CostMatrix | CostsByTruth):
-        return costs
-    values = as_array(costs)
-    return CostMatrix(values) if values.ndim == 2 and values.shape[0] == values.shape[1] else CostsByTruth(values)
 
 
 @dataclass(frozen=True)
@@ -332,20 +367,14 @@ class ThresholdMoving:
     costs: CostMatrix
     temperature: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise InputError(f"temperature must be a positive number, got {self.temperature}")
-
-    def probabilities(self, logits: Any) -> Floats:
-        """[N, K]: p(y) * sum_z c(y, z), normalised."""
+    @property
+    def rule(self) -> MinimumExpectedCost:
+        """p(y) * sum_z c(y, z) are its probabilities, normalised. A class that may be mistaken for free is never predicted."""
         weights = self.costs.values.sum(1)
-        if not weights.any():
-            weights = np.ones(len(weights))
-        with np.errstate(divide="ignore"):  # a class that may be mistaken for free is never predicted
-            return np.asarray(softmax(_logits(logits, len(weights)) / self.temperature + np.log(weights), axis=1))
+        return MinimumExpectedCost(self.costs, self.temperature, priors=weights if weights.any() else None, strength=0)
 
     def __call__(self, logits: Any) -> Any:
-        return _like(self.probabilities(logits).argmax(1), logits)
+        return self.rule(logits)
 
 
 @dataclass(frozen=True)
@@ -362,9 +391,14 @@ class Abstention:
         if not 0 <= self.referral_cost < math.inf:
             raise InputError(f"referral_cost is {self.referral_cost}; give what a referred case costs, zero or more")
 
+    @property
+    def limit(self) -> float:
+        """The highest expected cost that is still decided: the referral cost itself, up to rounding."""
+        return float(same_up_to(self.referral_cost, mean_cost(self.rule.costs)))
+
     def __call__(self, logits: Any) -> Any:
-        predicted, expected = _decisions(self.rule, logits)
-        return _like(np.where(expected > self.referral_cost, REFER, predicted), logits)
+        decided = self.rule.decide(logits)
+        return _like(np.where(decided.cost > self.limit, REFER, decided.chosen), logits)
 
 
 def to_plain(rule: MinimumExpectedCost | Abstention) -> dict[str, Any]:
@@ -372,12 +406,10 @@ def to_plain(rule: MinimumExpectedCost | Abstention) -> dict[str, Any]:
     inner = rule.rule if isinstance(rule, Abstention) else rule
     if not isinstance(inner.costs, CostMatrix):
         raise InputError("a rule with costs for each sample cannot be kept; only one with a cost matrix")
-    return {
+    return vars(inner) | {
         "costs": inner.costs.values.tolist(),
-        "temperature": inner.temperature,
         "vector": None if inner.vector is None else inner.vector._asdict(),
         "priors": None if inner.priors is None else list(inner.priors),
-        "strength": inner.strength,
         "referral_cost": rule.referral_cost if isinstance(rule, Abstention) else None,
     }
 
@@ -391,18 +423,6 @@ def from_plain(table: Mapping[str, Any], classes: Sequence[str] | None = None) -
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"this is no decision rule: {error}") from None
     return rule if referral_cost is None else Abstention(rule, referral_cost)
-
-
-def _decisions(rule: MinimumExpectedCost, logits: Any) -> tuple[Labels, Floats]:
-    """What the rule decides, and what each decision is expected to cost."""
-    p = rule.probabilities(logits)
-    expected = _expected(p, rule.costs)
-    predicted = _decide(p, expected, _mean_cost(rule.costs), rule.strength)
-    return predicted, expected[np.arange(len(predicted)), predicted]
-
-
-def _as_rule(rule: MinimumExpectedCost | Costs, logits: Any, labels: Any) -> MinimumExpectedCost:
-    return rule if isinstance(rule, MinimumExpectedCost) else MinimumExpectedCost.calibrated(logits, labels, rule)
 
 
 def _realised(costs: Costs, truth: Labels, predicted: Labels) -> Floats:
@@ -419,17 +439,13 @@ class CoverageCurve(NamedTuple):
     cost: Floats
 
 
-def cost_coverage_curve(logits: Any, labels: Any, rule: MinimumExpectedCost | Costs) -> CoverageCurve:
-    """What the automatic share costs as doubtful cases are referred, in the order of their expected cost.
-
-    Costs instead of a rule stand for the rule calibrated on these same data; for test data give one fitted before.
-    """
-    rule = _as_rule(rule, logits, labels)
+def cost_coverage_curve(logits: Any, labels: Any, rule: MinimumExpectedCost) -> CoverageCurve:
+    """What the automatic share costs as doubtful cases are referred, in the order of their expected cost."""
     _, truth = _labelled(logits, labels, rule.classes)
-    predicted, expected = _decisions(rule, logits)
-    order = np.argsort(expected, kind="stable")
+    decided = rule.decide(logits)
+    order = np.argsort(decided.cost, kind="stable")
     counts = np.arange(1, len(truth) + 1)
-    return CoverageCurve(counts / len(truth), np.cumsum(_realised(rule.costs, truth, predicted)[order]) / counts)
+    return CoverageCurve(counts / len(truth), np.cumsum(_realised(rule.costs, truth, decided.chosen)[order]) / counts)
 
 
 def threshold_for_budget(logits: Any, rule: MinimumExpectedCost, budget: float) -> float:
@@ -439,7 +455,7 @@ def threshold_for_budget(logits: Any, rule: MinimumExpectedCost, budget: float) 
     """
     if not 0 <= budget <= 1:
         raise InputError(f"budget is the share of cases that may be referred, from 0 to 1; got {budget}")
-    expected = np.sort(_decisions(rule, logits)[1])[::-1]
+    expected = np.sort(rule.decide(logits).cost)[::-1]
     if len(expected) == 0:
         raise InputError("no logits to choose a threshold on; give those of the validation data")
     referred = math.floor(budget * len(expected) + 1e-9)
@@ -454,16 +470,11 @@ class Frontier(NamedTuple):
     weighted_error_rate: Floats
 
 
-def frontier(logits: Any, labels: Any, rule: MinimumExpectedCost | Costs) -> Frontier:
-    """Every strength of the rule on these data; the rule's own is ignored.
-
-    Costs instead of a rule stand for the rule calibrated on these same data; for test data give one fitted before.
-    """
-    rule = _as_rule(rule, logits, labels)
+def frontier(logits: Any, labels: Any, rule: MinimumExpectedCost) -> Frontier:
+    """Every strength of the rule on these data; the rule's own is ignored."""
     _, truth = _labelled(logits, labels, rule.classes)
-    p = rule.probabilities(logits)
-    expected, mean_cost = _expected(p, rule.costs), _mean_cost(rule.costs)
-    decided = [_decide(p, expected, mean_cost, strength) for strength in STRENGTHS]
+    given = rule.decide(logits)
+    decided = [replace(given, strength=strength).chosen for strength in STRENGTHS]
     return Frontier(
         np.array(STRENGTHS),
         np.array([(predicted == truth).mean() for predicted in decided]),

@@ -13,6 +13,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,8 +21,9 @@ from torch.nn import functional as F
 from csada.costs import CostMatrix
 from csada.data.batches import batches
 from csada.data.splits import Part
+from csada.decisions import as_array, decide
 from csada.errors import InputError
-from csada.methods.base import Trainer, cost_table, first_parameter, on_train, own_generator, scores
+from csada.methods.base import Trainer, first_parameter, on_train, own_generator, scores
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class MetaCost:
 
         def relabel(part: Part) -> Part:
             p = self.probabilities(model, part, train, rng)
-            return replace(part, y=cheapest(p, part, self.costs).to(part.y.device), costs=None)
+            return replace(part, y=relabelled(p, part, self.costs).to(part.y.device), costs=None)
 
         return model, on_train(data, relabel, "metacost")
 
@@ -90,11 +92,11 @@ def predict(model: nn.Module, part: Part) -> Tensor:
     return torch.cat(parts)
 
 
-def cheapest(p: Tensor, part: Part, costs: CostMatrix) -> Tensor:
-    """[N]: the class of least expected cost; among classes that cost the same, the likeliest."""
-    table = cost_table(costs, torch.device("cpu"), torch.float64)
-    expected = p @ table
+def relabelled(p: Tensor, part: Part, costs: CostMatrix) -> Tensor:
+    """[N]: the class of least expected cost, as everywhere in csada (`decisions`)."""
+    decided = decide(p, costs)
     if part.costs is not None:
-        y = part.y.cpu()
-        expected = expected + p.gather(1, y[:, None]) * (part.costs.cpu().double() - table[y])
-    return (expected - 1e-12 * float(table.max()) * p).argmin(1)
+        y = part.y.cpu().numpy()
+        own = p.numpy()[np.arange(len(y)), y, None] * (as_array(part.costs) - costs.values[y])
+        decided = replace(decided, expected_costs=decided.expected_costs + own)
+    return torch.from_numpy(decided.chosen)

@@ -25,9 +25,8 @@ from csada.shipping.graph import DTYPES, Deployed, load
 from csada.shipping.predict import FORMAT, METADATA
 
 OPSET = 20  # onnxruntime 1.17 and later
-OUTPUTS = ("class", "probability", "expected_cost", "refer")
-AGREES = 1e-4  # probabilities, and expected costs in units of the dearest mistake
-TIES = 1e-5  # two classes whose scores differ by less may change places
+OUTPUTS = ("class", "probability", "expected_cost", "refer", "criterion")
+AGREES = 1e-4  # probabilities, and costs in units of the costliest mistake: networks differ in float32
 
 
 def export(folder: str | os.PathLike[str], path: str | os.PathLike[str], dtype: str | None = None) -> dict[str, Any]:
@@ -104,15 +103,18 @@ def samples(deployed: Deployed, n: int, dtype: str, seed: int = 0) -> torch.Tens
 def compare(session: Any, deployed: Deployed, x: torch.Tensor) -> float:
     """The largest difference between the file and PyTorch; a RunError where the file would decide otherwise."""
     with torch.inference_mode():
-        scores = deployed.judge(x)[2].numpy()
-        chosen, p, expected, refer = (value.numpy() for value in deployed(x))
+        chosen, p, expected, refer, criterion = (value.numpy() for value in deployed(x))
     found = dict(zip(OUTPUTS, session.run(list(OUTPUTS), {"input": x.numpy()}), strict=True))
     unit, rows = max(1.0, float(deployed.costs.max())), np.arange(len(x))
-    costs = np.abs(found["expected_cost"] - expected) / unit
+    costs = [
+        np.abs(found[name] - ours) / unit for name, ours in (("expected_cost", expected), ("criterion", criterion))
+    ]
     same = found["class"] == chosen
-    difference = float(np.maximum(np.abs(found["probability"] - p)[same].max(initial=0), costs.max()))  # NaN stays NaN
-    tied = np.abs(scores[rows, found["class"]] - scores[rows, chosen]) < TIES * unit
-    close = np.abs(expected[rows, chosen] - deployed.referral_cost) < AGREES * unit
+    difference = float(
+        np.max([np.abs(found["probability"] - p)[same].max(initial=0), *map(np.max, costs)])
+    )  # NaN stays
+    tied = np.abs(criterion[rows, found["class"]] - criterion[rows, chosen]) < AGREES * unit
+    close = np.abs(expected[rows, chosen] - deployed.limit) < AGREES * unit
     if not (difference < AGREES and (same | tied).all() and ((found["refer"] == refer) | close | ~same).all()):
         raise RunError(
             f"the exported model does not decide as PyTorch does (largest difference {difference:.2g}); nothing was written"

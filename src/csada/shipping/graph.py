@@ -1,7 +1,7 @@
 """A bundle as one module: stored samples in, decisions out. What `predict` runs and what `export` writes.
 
-p = softmax(scale * model(normalised x) + bias), the scales and biases holding temperature, vector scaling and priors;
-the class is the one of least expected cost, by the rule of `csada.decisions`, in float32.
+scores = scale * model(normalised x) + bias, the scales and biases holding temperature, vector scaling and priors. What
+follows repeats `csada.decisions.Decided` in PyTorch, in float64 and with the same tolerance.
 """
 
 from __future__ import annotations
@@ -18,16 +18,29 @@ from torch import Tensor, nn
 
 from csada.costs import CostMatrix
 from csada.data.augment import Normalization
-from csada.decisions import Abstention, MinimumExpectedCost, from_plain
+from csada.decisions import Abstention, MinimumExpectedCost, from_plain, mean_cost, same_up_to
 from csada.errors import InputError
 from csada.models import bundles
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
-TIE = 1e-6  # relative: closer scores are the same number, added up in another order
+
+
+def decide_in_torch(
+    logits: Tensor, scale: Tensor, bias: Tensor, costs: Tensor, strength: Any, unit: Any, limit: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """class [N], its probability [N], expected cost of each class [N, K], refer [N], criterion of each class [N, K]."""
+    scores = logits.double() * scale + bias
+    p = torch.softmax(scores, 1)
+    expected = p @ costs
+    criterion = strength * expected + (1 - strength) * unit * (1 - p)
+    tied = criterion <= same_up_to(criterion.amin(1, keepdim=True), unit)
+    chosen = torch.where(tied, scores, -torch.inf).argmax(1, keepdim=True)
+    refer = expected.gather(1, chosen) > limit
+    return chosen[:, 0], p.gather(1, chosen)[:, 0], expected, refer[:, 0], criterion
 
 
 class Deployed(nn.Module):
-    """[N, ...] as stored, uint8 or float32 -> class [N], its probability [N], expected cost of each class [N, K], refer [N].
+    """[N, ...] as stored, uint8 or float32 -> what `decide_in_torch` says of them.
 
     Where the bundle has no decision rule, the most probable class is chosen, and every mistake costs 1.
     """
@@ -48,41 +61,20 @@ class Deployed(nn.Module):
             if config["decision"] is None
             else from_plain(config["decision"], tuple(map(str, config["classes"])))
         )
-        self.referral_cost = rule.referral_cost if isinstance(rule, Abstention) else math.inf
+        self.limit = rule.limit if isinstance(rule, Abstention) else math.inf
         rule = rule.rule if isinstance(rule, Abstention) else rule
-        scale, bias = (np.ones(classes), np.zeros(classes)) if rule.vector is None else map(np.array, rule.vector)
-        if rule.priors is not None:
-            with np.errstate(divide="ignore"):  # a class that does not occur: log 0 = -inf is right
-                bias = bias + np.log(rule.priors)
-        costs = rule.costs.values
-        self.strength = min(rule.strength, 1 - 1e-12)  # a trace of uniform costs, as in csada.decisions
-        self.uniform = (1 - self.strength) * (float((costs / (costs.size - classes)).sum()) or 1.0)
+        self.strength, self.unit = rule.strength, mean_cost(rule.costs)
+        for name, values in zip(("scale", "bias", "costs"), (*rule.affine, rule.costs.values), strict=True):
+            self.register_buffer(name, torch.tensor(values))
         normalization = Normalization(**(config["normalization"] or {}))
         shape = (-1,) + (1,) * (len(config["input"]["shape"]) - 1)
         mean, std = (np.reshape(values, shape) for values in (normalization.mean, normalization.std))
-        for name, values in {
-            "scale": scale / rule.temperature,
-            "bias": bias,
-            "costs": costs,
-            "factor": 1 / (normalization.scale * std),
-            "offset": -mean / std,
-        }.items():
+        for name, values in (("factor", 1 / (normalization.scale * std)), ("offset", -mean / std)):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
 
-    def judge(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[N, K] each: probabilities, expected costs, and the scores of which the least decides."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         logits = self.model(torch.addcmul(self.offset, x.float(), self.factor))
-        p = torch.softmax(logits * self.scale + self.bias, 1)
-        expected = p @ self.costs
-        return p, expected, self.strength * expected - self.uniform * p
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        p, expected, score = self.judge(x)
-        # Rounding swallows the trace of uniform costs where the others are not zero: the likelier of equals is looked up.
-        least = score.amin(1, keepdim=True)
-        chosen = torch.where(score <= least + TIE * least.abs(), p, -1.0).argmax(1, keepdim=True)
-        refer = expected.gather(1, chosen) > self.referral_cost
-        return chosen[:, 0], p.gather(1, chosen)[:, 0], expected, refer[:, 0]
+        return decide_in_torch(logits, self.scale, self.bias, self.costs, self.strength, self.unit, self.limit)
 
 
 def load(folder: str | os.PathLike[str]) -> Deployed:

@@ -24,7 +24,7 @@ from csada.errors import InputError
 from csada.pixels import MODES, SUFFIXES, square
 from csada.rows import read_rows
 
-METADATA, FORMAT = "csada", 1  # of an exported file: where its own description lies, and which one this version reads
+METADATA, FORMAT = "csada", 2  # of an exported file: where its own description lies, and which one this version reads
 DEVICES = ("cpu", "cuda")
 
 Array = NDArray[Any]
@@ -34,7 +34,7 @@ Source = Iterator[tuple[str | int, Callable[[], Array]]]  # a sample's name, and
 
 @dataclass(frozen=True)
 class Model:
-    """`decide`: samples [N, ...] as stored -> class [N], its probability [N], expected costs [N, K], refer [N]."""
+    """`decide`: samples [N, ...] as stored -> class, its probability, expected costs [N, K], refer, criterion [N, K]."""
 
     classes: tuple[str, ...]
     input: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Model:
 
     def columns(self, every: bool = False) -> list[str]:
         """What `predict` says of a sample, in this order; `error` instead of the others where it cannot be read."""
-        costs = [f"expected_cost_{name}" for name in self.classes] if every else []
+        costs = [f"{what}_{name}" for what in ("expected_cost", "criterion") for name in self.classes] if every else []
         return ["row" if self.takes_rows else "file", "class", "probability", "expected_cost", "refer", *costs, "error"]
 
 
@@ -97,7 +97,7 @@ def _onnx(path: Path, device: str | None) -> Model:
     return Model(
         tuple(map(str, about["classes"])),
         about["input"],
-        lambda x: session.run(["class", "probability", "expected_cost", "refer"], {"input": x}),
+        lambda x: session.run(["class", "probability", "expected_cost", "refer", "criterion"], {"input": x}),
     )
 
 
@@ -112,7 +112,8 @@ def predict(
 ) -> Iterator[Row]:
     """A row for every image in `inputs` (files, and folders of them), or for every row of a CSV file, in order.
 
-    A sample that cannot be read becomes a row with its name and an `error`. every: also the expected cost of each class.
+    A sample that cannot be read becomes a row with its name and an `error`. every: also the expected cost of each class,
+    and the criterion of which the chosen class has least (the expected cost where the rule's strength is 1).
     """
     paths = [Path(path) for path in inputs]
     for path in paths:
@@ -134,11 +135,11 @@ def _predict(model: Model, source: Source, batch_size: int, every: bool) -> Iter
                 if isinstance(sample, str):
                     yield {name: which, "error": sample}
                     continue
-                k, p, costs, refer = next(decided)
+                k, p, costs, refer, criterion = next(decided)
                 if not (math.isfinite(p) and np.isfinite(costs).all()):
                     yield {name: which, "error": "the model's scores are no numbers; check its weights and this input"}
                     continue
-                numbers = [p, costs[k], *(costs if every else ())]
+                numbers = [p, costs[k], *((*costs, *criterion) if every else ())]
                 p, cost, *costs = (float(f"{number:.6g}") for number in numbers)
                 yield {name: which, **dict(zip(fields, [model.classes[k], p, cost, bool(refer), *costs], strict=True))}
 

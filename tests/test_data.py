@@ -214,6 +214,25 @@ def test_damaged_mnist_images_are_named(tmp_path, damage, message):
         csada.data.load("mnist", data_dir=tmp_path, validation=10)
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((20, 28, 28), "announces 20 x 28 x 28 values but holds more"),
+        ((2000, 2000, 2000), "announces .* reads at most"),
+    ],
+)
+def test_no_more_is_unpacked_of_mnist_than_its_header_announces(tmp_path, shape, message):
+    write_mnist(tmp_path)
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(b"\0\0\x08\x03" + np.array(shape, ">u4").tobytes() + bytes(100_000_000), 1))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=f"{path} {message}"):
+        csada.data.load("mnist", data_dir=tmp_path, validation=10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
 def test_mnist_labels_must_fit_their_images(tmp_path):
     write_mnist(tmp_path)
     path = tmp_path / "train-labels-idx1-ubyte.gz"

@@ -4,13 +4,16 @@ import gzip
 import io
 import os
 import pickle
+import struct
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from test_cli import csada as program
 
 import csada.data
 from csada.data import Augmentation, Part, Splits
@@ -211,6 +214,25 @@ def test_damaged_mnist_images_are_named(tmp_path, damage, message):
         csada.data.load("mnist", data_dir=tmp_path, validation=10)
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((20, 28, 28), "announces 20 x 28 x 28 values but holds more"),
+        ((2000, 2000, 2000), "announces .* reads at most"),
+    ],
+)
+def test_no_more_is_unpacked_of_mnist_than_its_header_announces(tmp_path, shape, message):
+    write_mnist(tmp_path)
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(b"\0\0\x08\x03" + np.array(shape, ">u4").tobytes() + bytes(100_000_000), 1))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=f"{path} {message}"):
+        csada.data.load("mnist", data_dir=tmp_path, validation=10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
 def test_mnist_labels_must_fit_their_images(tmp_path):
     write_mnist(tmp_path)
     path = tmp_path / "train-labels-idx1-ubyte.gz"
@@ -273,6 +295,57 @@ def test_cifar10_reads_folder_and_archive_of_any_numpy(tmp_path, layout, rewrite
     assert splits.classes[splits.test.y[3]] == "cat"
 
 
+def by_python_2(batch, protocol):
+    """The layout of the published files."""
+
+    def string(value):
+        if protocol == 0:
+            return b"S" + repr(value)[1:].encode() + b"\n"
+        return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + struct.pack("<i", len(value)) + value
+
+    def number(value):
+        return b"I%d\n" % value if protocol == 0 else b"M" + struct.pack("<H", value)
+
+    def tuple_of(*values):
+        return b"(" + b"".join(values) + b"t"
+
+    def made(name, arguments, state):
+        return b"c" + name + b"\n" + arguments + b"Rp7\n" + state + b"b"
+
+    none, false, minus = b"N", b"\x89" if protocol == 2 else b"I00\n", b"I-1\n"
+    state = tuple_of(number(3), string(b"|"), none, none, none, minus, minus, number(0))
+    dtype = made(b"numpy\ndtype", tuple_of(string(b"u1"), number(0), number(1)), state)
+    shape = tuple_of(*map(number, batch[b"data"].shape))
+    state = tuple_of(number(1), shape, dtype, false, string(batch[b"data"].tobytes()))
+    arguments = tuple_of(b"cnumpy\nndarray\n", tuple_of(number(0)), string(b"b"))
+    rows = {
+        b"batch_label": string(batch[b"batch_label"]) + b"p2000000\n",
+        b"labels": b"(" + b"".join(map(number, batch[b"labels"])) + b"l",
+        b"data": made(b"numpy.core.multiarray\n_reconstruct", arguments, state),
+        b"filenames": b"(lp3\n" + b"".join(string(name) + b"a" for name in batch[b"filenames"]),
+    }
+    start = b"\x80\x02" if protocol == 2 else b""
+    return start + b"(dp1\n" + b"".join(string(key) + value + b"s" for key, value in rows.items()) + b"."
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        *(lambda batch, p=p: by_python_2(batch, p) for p in range(3)),
+        *(lambda batch, p=p: pickle.dumps(batch, protocol=p) for p in range(5)),
+    ],
+)
+def test_batches_of_every_protocol_hold_the_same_rows(tmp_path, write):
+    batches = cifar_batches()
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name, batch in batches.items():
+        (folder / name).write_bytes(write(batch))
+    splits = csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
+    np.testing.assert_array_equal(splits.test.x.flatten(1), batches["test_batch"][b"data"])
+    assert splits.test.y.tolist() == list(range(10))
+
+
 class Evil:
     def __init__(self, call, *arguments):
         self.call, self.arguments = call, arguments
@@ -304,6 +377,94 @@ def test_pickle_that_would_run_code_is_refused(tmp_path):
 def test_damaged_cifar10_batch_is_named(tmp_path, batch, message):
     write_cifar(tmp_path / "cifar-10-batches-py", cifar_batches() | {"test_batch": batch})
     with pytest.raises(InputError, match=f"test_batch .*{message}"):
+        csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
+
+
+def hidden_pointers():
+    """An array of four addresses, of a dtype that turns them into objects once the array is there."""
+
+    def dtype(kind):
+        return b"cnumpy\ndtype\nU\x02" + kind + b"K\0K\1\x87R"
+
+    def state(flags):
+        objects = dtype(b"O8") + b"(K\3U\1|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x3ftb"
+        return b"(K\3U\1|NU\1a\x85}U\1a" + objects + b"K\0\x86sK\x08K\1K" + flags + b"tb"
+
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R(K\1K\4\x85"
+    array += dtype(b"V8") + b"q\1" + state(b"\0") + b"\x89U\x20" + b"@" + b"A" * 31 + b"tb"
+    return b"\x80\2}(U\4data" + array + b"U\6labels]U\5again" + b"h\1" + state(b"\x3f") + b"u."
+
+
+def test_no_file_chooses_an_address_in_memory(tmp_path):
+    write_cifar(tmp_path / "cifar-10-batches-py", cifar_batches())
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(hidden_pointers())
+    run = program("data", "show", "cifar10", "--data-dir", tmp_path)
+    assert run.returncode == 2, run.returncode
+    assert "data_batch_1 does not hold rows of 3,072 bytes" in run.stderr and len(run.stderr.splitlines()) == 1
+
+
+MORE = b"(U\6labels]U\4dataNu."
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x80\2}",
+        b"}" + MORE[:-3],
+        b"(" * 2_000_000 + b".",
+        b"}" + b"]" + b"\x85" * 400_000 + b"Ns.",  # deep, and the key of a dict
+        b"]q\1h\1a" + b".",  # a list in itself
+        b"}q\1(U\6labelsh\1U\4datah\1u.",
+        b"}(U\6labels]q\1h\1aU\4datah\1u.",
+        b"}r\xff\xff\xff\xff0j\xfe\xff\xff\xff" + MORE,
+        b"}p4000000000\n" + MORE,
+        b"}g4000000000\n" + MORE,
+        b"}\x8e" + b"\xff" * 8 + MORE,
+        b"}T\xff\xff\xff\xff" + MORE,
+        b"}I" + b"9" * 100_000 + b"\n" + MORE,
+        b"}Sno quotes\n" + MORE,
+        b"}X\1\0\0\0\xff" + MORE,
+        b"}cnumpy\nndarray\nR" + MORE,
+        b"}cnumpy",
+        b"]q\0" + b"](h\0h\0h\0h\0eq\0" * 40 + b"h\0\x93.",  # 4 ** 40 lists to whoever looks at the name
+        b"tebusaR.",
+        MORE,
+        b"\x82\x01.",
+        b"c_codecs\nencode\n(X\4\0\0\0rot1X\5\0\0\0rot13tR.",
+        b"c_codecs\nencode\nq\0X\0\0\1\0" + b"x" * 65536 + b"X\6\0\0\0latin1\x86q\1R" + b"h\0h\1R" * 100_000 + b".",
+    ],
+    ids=range(24),
+)
+def test_a_strange_batch_is_refused_in_one_line_and_little_memory(tmp_path, raw):
+    write_cifar(tmp_path / "cifar-10-batches-py", cifar_batches())
+    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(raw)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"test_batch (is damaged|does not hold)") as error:
+        csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000_000 and len(str(error.value)) < 500 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE])
+@pytest.mark.parametrize("target", ["data_batch_1", "nowhere"])
+def test_only_plain_files_are_read_from_an_archive(tmp_path, kind, target):
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        member.type, member.linkname = kind, f"cifar-10-batches-py/{target}"
+        tar.addfile(member)
+    with pytest.raises(InputError, match=f"{archive} holds .*data_batch_1', which is no plain file"):
+        csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
+
+
+def test_an_archive_that_unpacks_to_more_than_any_cifar10_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("csada.data.cifar10.LARGEST", 50_000)
+    write_cifar(tmp_path / "files", {"data_batch_1": bytes(100_000)}, bytes)
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "files", "cifar-10-batches-py")
+    with pytest.raises(InputError, match="unpacks to more than 50,000 bytes"):
         csada.data.load("cifar10", data_dir=tmp_path, validation=0.2)
 
 

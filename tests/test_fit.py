@@ -1,9 +1,12 @@
 """`csada fit`: what it writes, that nothing of it is ever half there, and that a run that was killed goes on."""
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,13 +98,13 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_happened(base, fitte
     command = [sys.executable, "-m", "csada", "fit", base, "digits", "--costs", "pareto:1", "--out", out, *SETTINGS]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
-    while not list(out.glob("checkpoint-*.pt")) and first.poll() is None and time.monotonic() < deadline:
+    while not list(out.glob(".csada/*.pt")) and first.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(csada.InputError, match="is in use by another run"), reserved(out):
         pass
     first.kill()
     first.communicate()
-    assert not (out / "model.json").exists() and list(out.glob("checkpoint-*.pt"))
+    assert not (out / "model.json").exists() and list(out.glob(".csada/*.pt"))
     run = subprocess.run([*command, "--json"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
@@ -221,7 +224,49 @@ def test_what_is_not_ours_is_never_overwritten(tmp_path):
     assert kept == {"model.json": "new", "notes.txt": "of the old model"}
     with pytest.raises(csada.RunError, match="what was there is kept"), reserved(bundle), replaced(bundle):
         raise OSError(28, "No space left on device")
-    assert (bundle / "model.json").read_text() == "new" and not (bundle / "lock").exists()
+    assert (bundle / "model.json").read_text() == "new" and not (bundle / ".csada").exists()
+
+
+LIKE_OURS = ["lock", "checkpoint-500/weights.pt", "checkpoint-0.pt", ".notes.tmp", ".out.1.tmp/notes"]
+BESIDE = [".out.1.tmp/notes", ".out.b.1.tmp", ".out.tmp/notes", "out.old/notes"]
+
+
+def test_files_that_are_named_like_ours_stay(base, tmp_path):
+    """Whatever is run on the folder, and however it ends."""
+    out = tmp_path / "out"
+    theirs = [*(out / name for name in LIKE_OURS), *(tmp_path / name for name in BESIDE)]
+    for file in theirs:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("theirs")
+    few = ["digits", "--scale", "0.3", "--out", out]
+    train = ["train", *few, "--model", "mlp", "--epochs", "1"]
+    fit = ["fit", base, *few, "--costs", "pareto:1", "--epochs", "5", "--set", "tasks=8"]
+
+    def stay(run, code=0):
+        assert run.returncode == code, run.stderr
+        assert [file.read_text() for file in theirs if file.exists()] == ["theirs"] * len(theirs)
+
+    refused = program(*train)
+    stay(refused, 2)
+    assert "holds files that are not csada's (.notes.tmp, .out.1.tmp, checkpoint-0.pt, ...)" in refused.stderr
+    shutil.copytree(base, out, dirs_exist_ok=True)  # now it holds a model too
+    (out / "latest").symlink_to("checkpoint-500")
+    stay(program(*train))
+    with subprocess.Popen([sys.executable, "-m", "csada", *map(str, fit)], stdout=subprocess.DEVNULL) as killed:
+        deadline = time.monotonic() + 120
+        while not list(out.glob(".csada/*.pt")) and killed.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        killed.kill()
+    stay(killed, -signal.SIGKILL)
+    stay(program(*fit))
+    assert (out / "latest").readlink().name == "checkpoint-500"
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *(Path(name).parts[0] for name in BESIDE)}
+
+
+def test_an_empty_folder_stays_when_nothing_came_of_it(tmp_path):
+    with reserved(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_change_places(tmp_path, monkeypatch):

@@ -145,7 +145,10 @@ def test_killed_it_goes_on_and_ends_as_if_nothing_had_happened(bundle, splits, d
     running.wait()
     before = lines(out)
     assert 3 <= len(before) < 7 and not (out / "tuning.json").exists()
-    (out / ".model.1.tmp").mkdir()  # as when it is killed while it writes the model
+    (out / ".model.csada" / "half").mkdir(parents=True)  # as when it is killed while it writes the model
+    foreign = [out / name for name in ("checkpoint-500.pt", ".notes.tmp", ".model.1.tmp")]
+    for file in foreign:
+        file.write_text("not ours")
 
     again = program(*words, "--out", out, env=ENV)
     assert again.returncode == 0, again.stderr
@@ -157,7 +160,8 @@ def test_killed_it_goes_on_and_ends_as_if_nothing_had_happened(bundle, splits, d
     assert record["rows"] == json.loads(json.dumps(undisturbed["rows"]))
     assert record["verdict"] in again.stdout
     assert again.stderr == "" or tuning.optuna_version() is None
-    assert len(list(out.glob("checkpoint*"))) <= 1 and not list(out.glob(".*.tmp"))
+    assert len(list(out.glob(".csada/*.pt"))) <= 1 and not (out / ".model.csada").exists()
+    assert [file.read_text() for file in foreign] == ["not ours"] * 3
     assert "<svg" in (out / "frontier.svg").read_text()[:2000] and (out / "frontier.png").stat().st_size > 10_000
 
     with pytest.raises(csada.InputError, match="trials of another search, of other budget"):

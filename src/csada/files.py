@@ -1,8 +1,10 @@
-"""Files that are there whole or not at all, however a process ends."""
+"""Files that are there whole or not at all, however a process ends; and files that end."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,3 +28,13 @@ def write_text(path: str | os.PathLike[str], text: str, errors: str = "strict") 
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8", errors=errors)
     return Path(path)
+
+
+def read_bytes(path: str | os.PathLike[str], largest: int = 1 << 30) -> bytes:
+    """OSError also for a pipe or a device, which may never end, and for a file of more than `largest` bytes."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no plain file")
+    if found.st_size > largest:
+        raise OSError(errno.EFBIG, f"it has more than {largest:,} bytes")
+    return Path(path).read_bytes()

@@ -1,31 +1,33 @@
 """The folder that a command writes: one run at a time works on it, and it goes from one complete state to the next.
 
-While a run is under way the folder keeps what it had; beside that lie the run's lock and its checkpoints. What is new is
-written to a folder next to it, and the two change places in one step. So whoever reads the folder, or kills the run, finds the
-old files or the new ones, never some of each.
+While a run is under way the folder keeps what it had; the run's lock and its checkpoints are in its subfolder `.csada`. What
+is new is written to `.NAME.csada` next to the folder NAME, and the two change places in one step. So whoever reads the folder,
+or kills the run, finds the old files or the new ones, never some of each. Only these two are ever deleted, by their exact
+names, and the files of OUTDATED, which describe the model that is replaced: all other files stay.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
-import glob
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 from csada.data.splits import Splits
 from csada.errors import InputError, RunError
 from csada.models.bundles import CONFIG
 from csada.paper.spec import identity
 
-LOCK, CHECKPOINT = "lock", "checkpoint-"
-STALE = ("README.md", "evidence.npz", "report.html", "model.onnx")  # what tells of the model that is replaced
+OWN = ".csada"
+LOCK = f"{OWN}/lock"
+OUTDATED = ("README.md", "evidence.npz", "report.html", "model.onnx")
 EXCHANGE, HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 
 
@@ -33,8 +35,9 @@ EXCHANGE, HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 def reserved(out: Path) -> Iterator[Path]:
     """`out`, made where it is missing, for this run alone; a second one is refused."""
     out = usable(out)
+    new = not out.exists()
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        (out / OWN).mkdir(parents=True, exist_ok=True)
         file = (out / LOCK).open("a")
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
@@ -46,21 +49,22 @@ def reserved(out: Path) -> Iterator[Path]:
             mine = False
         if not mine:
             raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
-        for left in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):  # by a run that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(beside(out), ignore_errors=True)  # by a run that was killed
         try:
             yield out
         finally:
             if _is_in(out, file):  # else the folder was replaced, and a new one may have its own
                 (out / LOCK).unlink()
-                if not os.listdir(out):  # nothing came of it
-                    out.rmdir()
+                with suppress(OSError):  # they hold something
+                    (out / OWN).rmdir()
+                    if new:
+                        out.rmdir()
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
     """Whether the folder is ours now. The file stays: removing it would let two hold different locks."""
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / OWN).mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +86,7 @@ def _is_in(out: Path, lock: IO[str]) -> bool:
 def replaced(out: Path) -> Iterator[Path]:
     """An empty folder to write to, which is `out` in the end; other files that lie there stay."""
     out = usable(out)
-    new = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    new = beside(out) / uuid4().hex
     try:
         new.mkdir(parents=True)
         yield new
@@ -90,8 +94,12 @@ def replaced(out: Path) -> Iterator[Path]:
             new.rename(out)
             return
         for entry in out.iterdir():
-            if not (entry.name in STALE or _passing(entry) or (new / entry.name).exists()):
-                (shutil.copytree if entry.is_dir() else shutil.copy2)(entry, new / entry.name)
+            if entry.name in (OWN, *OUTDATED) or (new / entry.name).exists():
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.copytree(entry, new / entry.name, symlinks=True)
+            else:
+                shutil.copy2(entry, new / entry.name, follow_symlinks=False)
         exchange(new, out)
     except OSError as error:
         raise RunError(
@@ -99,6 +107,13 @@ def replaced(out: Path) -> Iterator[Path]:
         ) from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
+        with suppress(OSError):  # another run writes there too
+            beside(out).rmdir()
+
+
+def beside(out: Path) -> Path:
+    """The folder for what is not yet `out`, or no longer."""
+    return out.with_name(f".{out.name}{OWN}")
 
 
 def usable(out: Path) -> Path:
@@ -109,7 +124,7 @@ def usable(out: Path) -> Path:
     fixed = out in (here := Path.cwd(), *here.parents) or os.path.ismount(out)
     if fixed or (out.exists() and not os.access(out.parent, os.W_OK)):
         raise InputError(f"{out} cannot be replaced as a whole; give a folder in it, such as --out {out / 'model'}")
-    strange = [entry.name for entry in out.iterdir() if not _passing(entry)] if out.exists() else []
+    strange = [entry.name for entry in out.iterdir() if entry.name != OWN] if out.exists() else []
     if strange and CONFIG not in strange:
         some = ", ".join(sorted(strange)[:3]) + (", ..." if len(strange) > 3 else "")
         raise InputError(f"{out} holds files that are not csada's ({some}); give a new or an empty folder with --out")
@@ -120,20 +135,14 @@ def exchange(a: Path, b: Path) -> None:
     """Two folders change places: in one step on Linux; elsewhere `b` is missing for a moment, with its files beside it."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None or rename(HERE, os.fsencode(a), HERE, os.fsencode(b), EXCHANGE) != 0:
-        aside = a.with_suffix(".old")
+        aside = b.with_name(f".{b.name}.{uuid4().hex}.old")
         b.rename(aside)
         a.rename(b)
         aside.rename(a)
 
 
 def checkpoint_name(splits: Splits, **settings: Any) -> str:
-    """One for every run: the same command finds its checkpoint again, another begins anew."""
+    """In the folder, one for every run: the same command finds its checkpoint again, another begins anew."""
     labels = b"".join(part.y.numpy().tobytes() for part in (splits.train, splits.validation, splits.test))
     data = [splits.name, splits.classes, list(splits.train.x.shape), asdict(splits.train.normalization)]
-    return CHECKPOINT + identity({"data": data, "labels": hashlib.sha256(labels).hexdigest(), **settings})
-
-
-def _passing(entry: Path) -> bool:
-    """Whether it is there for the time of a run alone."""
-    partial = entry.name.startswith(".") and entry.suffix == ".tmp"
-    return entry.name == LOCK or entry.name.startswith(CHECKPOINT) or partial
+    return f"{OWN}/" + identity({"data": data, "labels": hashlib.sha256(labels).hexdigest(), **settings})

@@ -1,36 +1,43 @@
 """CIFAR-10 from its Python batches, in a folder or still in the archive, without trusting them.
 
-The batches are pickles, and a pickle can run code. The unpickler here admits the handful of names that an array of
-bytes needs and nothing else. An archive of the same pictures as JPEG files is read too, under a name that says so.
+The batches are pickles, and a pickle can run code. They are read as data: bytes and numbers are taken from where they
+should be, and the array is made here. An archive of the same pictures as JPEG files is read too, under a name that says so.
 """
 
 from __future__ import annotations
 
-import io
+import gzip
 import lzma
 import os
-import pickle
 import tarfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from csada.data.augment import Augmentation, Normalization
 from csada.data.cache import Encoded, decode
 from csada.data.fetch import Progress, missing, places
+from csada.data.pickled import Built, Call, Name, read
 from csada.data.splits import Part, Splits, hold_out, scaled
 from csada.errors import InputError
+from csada.files import read_bytes
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), scale=255)
 AUGMENTATION = Augmentation(padding=4, flip=True)
 FOLDER, ARCHIVE, JPEG_ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10-jpeg.tar.xz"
+LARGEST, MEMBERS = (
+    1 << 28,
+    100_000,
+)  # bytes of a batch or of an unpacked archive, and its files; CIFAR-10 has 70 % of that
+RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")  # until and since NumPy 2
+NAMES = (*RECONSTRUCT, "numpy ndarray", "numpy dtype", "_codecs encode")
 TRAIN, TEST = tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",)
 
 Labelled = tuple[Tensor, Tensor]
@@ -61,14 +68,14 @@ def _find(data_dir: str | os.PathLike[str] | None) -> Path:
         if (folder / TEST[0]).is_file():
             return folder
         for path in (folder / FOLDER, folder / ARCHIVE, folder / JPEG_ARCHIVE):
-            if path.exists():
+            if path.is_file() or path.is_dir():
                 return path
     raise missing("cifar10", f"the folder {FOLDER} or the file {ARCHIVE}", data_dir)
 
 
 def _read_batches(path: Path) -> tuple[Labelled, Labelled]:
-    read = _files_of(path) if path.is_dir() else _members_of(path)
-    train, test = ([_batch(read(name), path / name) for name in names] for names in (TRAIN, TEST))
+    content = _files_of(path) if path.is_dir() else _members_of(path)
+    train, test = ([_batch(content(name), path / name) for name in names] for names in (TRAIN, TEST))
     return _joined(train), _joined(test)
 
 
@@ -77,74 +84,95 @@ def _joined(batches: list[Labelled]) -> Labelled:
 
 
 def _files_of(folder: Path) -> Callable[[str], bytes]:
-    def read(name: str) -> bytes:
+    def read_file(name: str) -> bytes:
         try:
-            return (folder / name).read_bytes()
+            return read_bytes(folder / name, LARGEST)
         except OSError as error:
             raise InputError(f"{folder / name} cannot be read: {error.strerror}; download CIFAR-10 again") from None
 
-    return read
+    return read_file
 
 
 def _members_of(archive: Path) -> Callable[[str], bytes]:
     """The batches of the archive, in memory: nothing is extracted."""
-    batches: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = Path(member.name).name
-                if name in TRAIN + TEST and (file := tar.extractfile(member)) is not None:
-                    batches[name] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"{archive} is damaged ({error}); download it again") from None
+    batches = {Path(name).name: content for name, content in _unpacked(archive) if Path(name).name in TRAIN + TEST}
 
-    def read(name: str) -> bytes:
+    def read_member(name: str) -> bytes:
         if name not in batches:
             raise InputError(f"{archive} has no {name}; download it again")
         return batches[name]
 
-    return read
+    return read_member
+
+
+class _Bounded:
+    """A file that ends with an error after LARGEST bytes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.left = file, LARGEST
+
+    def read(self, count: int) -> bytes:
+        found = self.file.read(count)
+        self.left -= len(found)
+        if self.left < 0:
+            raise InputError(f"unpacks to more than {LARGEST:,} bytes, CIFAR-10 to less")
+        return found
+
+
+def _unpacked(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of its files, in order."""
+    try:
+        with archive.open("rb") as packed:
+            magic = packed.read(2)
+        unpack: Any = {b"\x1f\x8b": gzip.open, b"\xfd7": lzma.open}.get(magic, open)
+        with unpack(archive, "rb") as file, tarfile.open(fileobj=_Bounded(file), mode="r|") as tar:  # type: ignore[call-overload]
+            for count, member in enumerate(tar):
+                if count == MEMBERS:
+                    raise InputError(f"holds more than {MEMBERS:,} files, CIFAR-10 less")
+                if member.isdir():
+                    continue
+                content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+                if content is None:
+                    raise InputError(f"holds {member.name[:80]!r}, which is no plain file")
+                yield member.name, content.read()
+    except InputError as error:
+        raise InputError(f"{archive} {error}; download it again") from None
+    except Exception as error:  # a damaged archive raises almost anything
+        raise InputError(f"{archive} is damaged ({str(error)[:200]}); download it again") from None
 
 
 def _batch(raw: bytes, path: Path) -> Labelled:
     """(images [N, 3, 32, 32] uint8, labels [N])."""
     try:
-        content = ArrayUnpickler(io.BytesIO(raw), encoding="bytes").load()
-        data, labels = content[b"data"], content[b"labels"]
+        content = read(raw, NAMES)
+        data, labels = _rows(content[b"data"]), content[b"labels"]
     except InputError as error:
         raise InputError(f"{path} {error}") from None
     except Exception as error:  # a damaged pickle raises almost anything
-        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}); download CIFAR-10 again") from None
-    sound = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3 * 32 * 32
-    if not (sound and isinstance(labels, list) and all(type(y) is int and 0 <= y < 10 for y in labels)):
+        why = f"{type(error).__name__}: {error}"[:200]
+        raise InputError(f"{path} is damaged ({why}); download CIFAR-10 again") from None
+    if data is None or type(labels) is not list or not all(type(y) is int and 0 <= y < 10 for y in labels):
         raise InputError(f"{path} does not hold rows of 3,072 bytes and labels from 0 to 9; download CIFAR-10 again")
     if len(data) != len(labels):
         raise InputError(f"{path} has {len(labels):,} labels for {len(data):,} images; download CIFAR-10 again")
-    return torch.from_numpy(data.reshape(-1, 3, 32, 32)), torch.tensor(labels, dtype=torch.int64)
+    return torch.from_numpy(data), torch.tensor(labels, dtype=torch.int64)
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    """How a pickle of protocol 2 writes bytes; other encodings have no business in these files."""
-    if encoding != "latin1":
-        raise InputError(f"asks for the encoding {encoding!r}; it is not CIFAR-10 and was not read")
-    return text.encode("latin1")
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays, numbers, strings and containers; refuses to look up anything else, so nothing can be run."""
-
-    ADMITTED = {  # noqa: RUF012 - the base class has no annotations to say ClassVar beside
-        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("_codecs", "encode"): _latin1,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ADMITTED:
-            raise InputError(f"asks for {module}.{name}, which is no part of CIFAR-10; it was not read")
-        return self.ADMITTED[module, name]
+def _rows(array: object) -> NDArray[np.uint8] | None:
+    """[N, 3, 32, 32], if this is how NumPy describes N rows of 3,072 bytes, one after the other."""
+    match array:
+        case Built(
+            Call(Name(function), (Name("numpy ndarray"), (0,), b"b" | "b")),
+            (
+                1,
+                (int(count), 3072),
+                Built(Call(Name("numpy dtype"), (b"u1" | "u1", 0, 1)), (3, b"|" | "|", None, None, None, -1, -1, 0)),
+                0,
+                bytes(pixels),
+            ),
+        ) if function in RECONSTRUCT and len(pixels) == 3072 * count:
+            return np.frombuffer(pixels, np.uint8).reshape(-1, 3, 32, 32).copy()  # a copy: bytes cannot be written to
+    return None
 
 
 def _read_jpegs(archive: Path, on_progress: Progress | None) -> tuple[Labelled, Labelled]:
@@ -160,16 +188,9 @@ def _read_jpegs(archive: Path, on_progress: Progress | None) -> tuple[Labelled, 
 
 
 def _jpegs_of(archive: Path) -> list[Encoded]:
-    files: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                if member.isfile() and (file := tar.extractfile(member)) is not None:
-                    files[member.name.removeprefix("./")] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"{archive} is damaged ({error}); get it again") from None
+    files = {name.removeprefix("./"): content for name, content in _unpacked(archive)}
     for name in files:
         part, *rest = name.split("/")
         if part not in ("train", "test") or len(rest) != 2 or rest[0] not in CLASSES:
-            raise InputError(f"{archive} holds {name}; expected train/<class>/<file>.jpg and test/<class>/<file>.jpg")
+            raise InputError(f"{archive} holds {name!r}; expected train/<class>/<file>.jpg and test/<class>/<file>.jpg")
     return [(name, partial(files.__getitem__, name)) for name in sorted(files)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import zlib
 from pathlib import Path
@@ -18,6 +19,7 @@ from csada.errors import InputError
 
 NORMALIZATION = Normalization(mean=(0.1307,), std=(0.3081,), scale=255)
 AUGMENTATION = Augmentation(padding=2)
+LARGEST = 1 << 28  # bytes of a file; those of MNIST have 47 million at most
 FOLDERS = ("", "mnist", "MNIST/raw")
 FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
@@ -34,24 +36,31 @@ def load(
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """The array of unsigned bytes that the file holds."""
-    raw = path.read_bytes()
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.decompress(raw)
-        except (EOFError, OSError, zlib.error) as error:
-            raise InputError(f"{path} is damaged ({error}); download it again") from None
     header = 4 + 4 * dimensions
-    if len(raw) < header or raw[:4] != bytes((0, 0, 8, dimensions)):
-        raise InputError(
-            f"{path} begins with {raw[:4].hex(' ')}, not 00 00 08 {dimensions:02x}: it is not an IDX file with "
-            f"{dimensions} {'axis' if dimensions == 1 else 'axes'}; check that the file has the right name"
-        )
-    shape = tuple(np.frombuffer(raw, ">u4", dimensions, offset=4).astype(int).tolist())
-    values = np.frombuffer(raw, np.uint8, offset=header)
-    if len(values) != np.prod(shape, dtype=object):
-        expected = " x ".join(map(str, shape))
-        raise InputError(f"{path} announces {expected} values but holds {len(values):,}; download it again")
-    return values.reshape(shape).copy()  # a copy: what frombuffer gives cannot be written to, which torch warns about
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as file:
+            start = file.read(header)
+            if len(start) < header or start[:4] != bytes((0, 0, 8, dimensions)):
+                raise InputError(
+                    f"{path} begins with {start[:4].hex(' ')}, not 00 00 08 {dimensions:02x}: it is not an IDX file with "
+                    f"{dimensions} {'axis' if dimensions == 1 else 'axes'}; check that the file has the right name"
+                )
+            shape = np.frombuffer(start, ">u4", offset=4).tolist()
+            expected, count = " x ".join(map(str, shape)), math.prod(shape)
+            if count > LARGEST:
+                raise InputError(
+                    f"{path} announces {expected} values; csada reads at most {LARGEST:,}: download it again"
+                )
+            values = file.read(count)
+            more = file.read(1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise InputError(f"{path} is damaged ({error}); download it again") from None
+    if more or len(values) < count:
+        held = "more" if more else f"{len(values):,}"
+        raise InputError(f"{path} announces {expected} values but holds {held}; download it again")
+    return np.frombuffer(values, np.uint8).reshape(shape).copy()  # a copy: torch warns about what cannot be written to
 
 
 def _find(data_dir: str | os.PathLike[str] | None) -> Path:

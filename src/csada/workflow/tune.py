@@ -33,6 +33,11 @@ from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost, Rule, argmax, from_plain, frontier
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
+from csada.workflow.train import best_device
+from csada.workflow.evidence import fitting
+from csada.workflow.fit import fine_tune, folded, resolved, save_fine_tuned
+from csada.folders import beside, checkpoint_name, locked
+from csada.workflow.runs import environment, read_json, write_json
 from csada.files import write_text
 from csada.folders import CHECKPOINT, checkpoint_name, locked
 from csada.metrics import Evaluation, bootstrap_paid
@@ -148,8 +153,7 @@ def tune(
     with locked(out) as mine, borrowed_threads(threads):
         if not mine:
             raise InputError(f"{out} is in use by another run; wait for it, or give another --out")
-        for left in out.glob(".*.tmp"):  # half written, by a search that was killed
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        shutil.rmtree(beside(out / "model"), ignore_errors=True)  # by a search that was killed
         start = load(bundle).to(device or best_device())
         search = make_search(bundle, start, splits, costs, method, options, budget)
         settings = same_search(out, search)
@@ -157,16 +161,17 @@ def tune(
         done = read_trials(out)
         while len(done) < trials and time.monotonic() < deadline:
 
-            def tell(epoch: int, before: int = len(done) * epochs) -> None:
+            def tell(epoch: int, earlier: int = len(done) * epochs) -> None:
                 if on_progress is not None:
-                    on_progress(before + epoch, trials * epochs)
+                    on_progress(earlier + epoch, trials * epochs)
 
+            before = best(done, baseline)
             done.append(run_trial(search, done, out, tell))
-            write_text(out / "trials.jsonl", "".join(json.dumps(line) + "\n" for line in done))
             leader = best(done, baseline)
-            for file in out.glob(f"{CHECKPOINT}*"):  # only that of the trial that leads is needed
-                if leader is None or file.name != search.checkpoint(leader["parameters"]):
-                    file.unlink()
+            for trial in (before, done[-1]):  # only the checkpoint of the trial that leads is needed
+                if trial is not None and (leader is None or trial["parameters"] != leader["parameters"]):
+                    (out / search.checkpoint(trial["parameters"])).unlink(missing_ok=True)
+            write_text(out / "trials.jsonl", "".join(json.dumps(line) + "\n" for line in done))
         record: Record = {"format": FORMAT, "experiment": "tune", **settings, "planned": trials, "trials": done}
         record |= recommend(search, baseline, best(done, baseline), len(done), out)
         record |= {"verdict": verdict(record), "environment": environment(), "seconds": time.time() - started}
@@ -195,7 +200,7 @@ def same_search(out: Path, search: Search) -> Record:
     parts = {name: len(getattr(search.splits, name)) for name in ("train", "validation", "test")}
     settings = {
         "data": {"name": search.splits.name, "classes": list(search.splits.classes), "samples": parts},
-        "samples": checkpoint_name(search.splits).removeprefix(CHECKPOINT),
+        "samples": Path(checkpoint_name(search.splits)).name,
         "start": read_config(search.bundle)["metadata"],
         "weights": hashlib.sha256((search.bundle / WEIGHTS).read_bytes()).hexdigest()[:16],
         "costs": search.costs.values.tolist(),

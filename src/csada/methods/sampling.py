@@ -29,6 +29,7 @@ from csada.methods.base import Trainer, cost_rows, on_train, own_generator, scor
 @dataclass(frozen=True)
 class Oversampling:
     costs: CostMatrix
+    static = True
 
     def prepare(
         self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
@@ -62,6 +63,7 @@ class Oversampling:
 @dataclass(frozen=True)
 class Undersampling:
     costs: CostMatrix
+    static = True
 
     def prepare(
         self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
@@ -92,6 +94,7 @@ class Undersampling:
 @dataclass(frozen=True)
 class Costing:
     costs: CostMatrix
+    static = True
 
     def prepare(
         self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None

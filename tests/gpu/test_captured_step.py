@@ -54,7 +54,8 @@ def run(method, model, *, epochs=2, device="cuda", freeze_norm=True, **options):
 
 def distance(a, b):
     """The largest difference of two trained models' parameters."""
-    return max(float((p - q).abs().max()) for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True))
+    pairs = zip(a.model.parameters(), b.model.parameters(), strict=True)
+    return max(float((p - q).detach().abs().max()) for p, q in pairs)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -7,7 +7,16 @@ from strategies import conv, mlp
 from torch.nn import functional as F
 
 import csada
-from csada.methods.csada import CSADA, ESTIMATORS, Tasks, drawn_tasks, pair_tasks, pair_weights, sample_cdf
+from csada.methods.csada import (
+    CSADA,
+    ESTIMATORS,
+    PAIR_ESTIMATORS,
+    Tasks,
+    drawn_tasks,
+    pair_tasks,
+    pair_weights,
+    sample_cdf,
+)
 
 COSTS = csada.CostMatrix([[0, 4.0, 1.0, 0], [2.0, 0, 0, 1.0], [0, 3.0, 0, 5.0], [0, 0, 0, 0]])
 ATTACK = {"epsilon": 0.5, "step_size": 0.05, "steps": 3, "weight": 2.5, "tau": 2.0}
@@ -91,6 +100,54 @@ def test_class_mean_averages_over_the_attacked():
     expected = F.cross_entropy(model(x), y) + method.weight * F.cross_entropy(model(r.adversarial), y[chosen])
     loss = method.loss(model, x, y, pair_tasks(y, torch.tensor([2]), torch.tensor([3]), "class_mean"))
     assert abs((loss - expected).item()) < 1e-12
+
+
+@pytest.mark.parametrize("estimator", PAIR_ESTIMATORS)
+@pytest.mark.parametrize("truth", [0, 2, 3])
+def test_room_beyond_the_attacked_counts_nothing(estimator, truth):
+    """A fixed number of tasks gives the loss and the gradient of the attacked samples alone, also when there are none."""
+    model, x, y = problem()
+    if truth == 3:  # in no sample of the batch
+        y[y == 3] = 1
+    pair, attacked = (torch.tensor([truth]), torch.tensor([1])), int((y == truth).sum())
+    method = CSADA(COSTS, estimator=estimator, **ATTACK)
+    expected = method.loss(model, x, y, pair_tasks(y, *pair, estimator))
+    slope = gradient(model, expected)
+    for capacity in {attacked, attacked + 3, len(y)} - {0}:
+        tasks = pair_tasks(y, *pair, estimator, capacity)
+        assert len(tasks.sample) == capacity
+        loss = method.loss(model, x, y, tasks)
+        assert abs((loss - expected).item()) < 1e-12
+        assert relative(gradient(model, loss), slope) < 1e-12
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_step_of_fixed_shape_draws_the_same_and_gives_the_same(estimator):
+    model, x, y = problem()
+    method = CSADA(COSTS, estimator=estimator, tasks=5, **ATTACK)
+    capacity = method.capacity(model, y)
+    assert (capacity is None) == (estimator == "full")
+    for seed in range(6):
+        free, fixed = (
+            method(model, x, y, generator=torch.Generator().manual_seed(seed), **more)
+            for more in ({}, {} if capacity is None else {"capacity": capacity})
+        )
+        assert abs((free - fixed).item()) < 1e-12
+        assert relative(gradient(model, fixed), gradient(model, free)) < 1e-12
+
+
+@pytest.mark.parametrize("n", [1, 7, 32, 500])
+def test_every_attackable_class_of_a_batch_has_room(n):
+    method, model = CSADA(COSTS, estimator="paper"), mlp()
+    seen = set()
+    for seed in range(30):
+        y = torch.randint(4, (n,), generator=torch.Generator().manual_seed(seed))
+        most = int(torch.bincount(y, minlength=4)[:3].max())  # class 3 is never attacked
+        room = method.capacity(model, y)
+        assert most <= room <= n
+        seen.add(room)
+    assert len(seen) <= 4  # few shapes, each of which is captured once
+    assert method.capacity(conv().train(), y) is None  # batch norm would see the surplus
 
 
 def enumerate_tasks(model, x, y, method):

@@ -102,6 +102,19 @@ def test_a_sweep_that_was_killed_goes_on_repeats_nothing_and_ends_with_the_same_
     assert not list(broken.glob("runs/**/checkpoint*")) and not list(broken.glob("runs/**/.*.tmp"))
 
 
+def test_a_part_of_a_sweep_can_be_chosen_and_the_rest_added_later(tmp_path):
+    spec = sweep(tmp_path, epochs=1, matrices=3)
+    spec.write_text(spec.read_text().replace("replications = 1", "replications = 2"))
+    part = ("--methods", "csada", "--matrices", "2", "--replications", "1")
+    assert "3 done now" in finished(start(spec, tmp_path, *part))  # two runs and their baseline
+    chosen = [(c["method"], c["costs"]["seed"], c["seed"]) for c in (run["config"] for run in record(tmp_path)["runs"])]
+    assert sorted(chosen) == [("csada", 0, 0), ("csada", 1, 0)] and record(tmp_path)["planned"] == 12
+    assert "10 done now, 2 before" in finished(start(spec, tmp_path))
+    for wrong, message in (("csda", "did you mean 'csada'"), ("penalty", "csada, sosr")):
+        process = start(spec, tmp_path, "--methods", wrong)
+        assert message in process.communicate()[1] and process.returncode == 2
+
+
 def test_runners_that_share_a_folder_do_every_run_once(tmp_path):
     spec = sweep(tmp_path, matrices=3)
     processes = [start(spec, tmp_path), start(spec, tmp_path, "--workers", "2")]

@@ -139,6 +139,9 @@ def reproduce(
     data: Annotated[str | None, typer.Option(help="Another data set, such as pmi for the photographs.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
     all_pairs: Annotated[bool, typer.Option(help="Every pair of classes, not only the chosen ones.")] = False,
+    methods: Annotated[str | None, typer.Option(help="Only these methods: csada,sosr.")] = None,
+    matrices: Annotated[int | None, typer.Option(min=1, help="Only the first cost matrices.")] = None,
+    replications: Annotated[int | None, typer.Option(min=1, help="Only the first replications.")] = None,
     limit_minutes: Annotated[float | None, typer.Option(help="Start no further run after this time.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes at once; with several GPUs they share these.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
@@ -172,6 +175,7 @@ def reproduce(
         raise InputError("name an experiment, or all; csada reproduce --list shows them")
     names = [each for each in specs.names() if specs.has_scale(each, scale)] if name == "all" else [name]
     chosen = sorted((specs.load_spec(each, scale, data) for each in names), key=lambda s: s.count * s.seconds)
+    only = specs.Choice(methods.split(",") if methods else None, matrices, replications)
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     failed = 0
     for spec in chosen:
@@ -182,6 +186,7 @@ def reproduce(
                 results_dir=results,
                 data_dir=data_dir,
                 all_pairs=all_pairs,
+                only=only,
                 workers=workers,
                 limit_minutes=None if deadline is None else (deadline - time.monotonic()) / 60,
                 on_progress=update,

@@ -18,6 +18,7 @@ from csada.methods.base import cost_rows, log_one_minus_p, scores
 class AdjustedPenalty:
     costs: CostMatrix
     alpha: float = 5.0
+    static = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < float("inf"):

@@ -29,6 +29,8 @@ from csada.models.modes import borrowed_eval
 class AuxiliaryCosts(nn.Module):
     """A cost regressor, and beside it one linear cost estimator a block."""
 
+    static = True
+
     def __init__(self, model: CostRegressor, blocks: Sequence[str], heads: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.model, self.blocks, self.heads = model, tuple(blocks), nn.ModuleList(heads)
@@ -45,6 +47,7 @@ class AuxCST:
     costs: CostMatrix
     alpha: float = 0.1
     blocks: tuple[str, ...] = ()
+    static = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < float("inf"):

@@ -15,6 +15,7 @@ from csada.costs import CostMatrix
 @dataclass(frozen=True)
 class CrossEntropy:
     costs: CostMatrix
+    static = True
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return model, data

@@ -2,7 +2,7 @@
 
     l_augmented = 1/N sum_i [ l(x_i, y_i) + lambda sum_z c~(y_i, z) l(x_i + delta_i^z, y_i) ]          (Algorithm 2: "full")
 
-Attacking every sample towards every class is too dear, so Algorithm 3 draws. An estimator is a way of drawing *tasks*
+Attacking every sample towards every class is too expensive, so Algorithm 3 draws. An estimator is a way of drawing *tasks*
 (sample i, target z) with coefficients a; all of them then give  sum_i w_i l(x_i, y_i) + lambda sum_t a_t l(x_t + delta_t, y_t):
 
     full         every pair of positive weight            a = c~(y_i, z) / N
@@ -10,8 +10,9 @@ Attacking every sample towards every class is too dear, so Algorithm 3 draws. An
     unbiased     the same, attacked samples alone           a = 1/N      unbiased for l_augmented
     class_mean   the same, averaged over the attacked       a = 1/#{y_i = y'}
     per_sample   M tasks ~ c~(y_i, z), with replacement     a = (sum_i,z c~(y_i, z) / N) / M      unbiased for l_augmented
-    task_mean    the same, averaged over the tasks          a = 1/M      the default: lowest variance, static shapes
+    task_mean    the same, averaged over the tasks          a = 1/M      the default: lowest variance
 
+All but `full` can be given a fixed number of tasks, the surplus of which counts nothing, for a step of static shapes.
 Mind lambda: class_mean and task_mean average over what is attacked, so with C balanced classes their penalty is about C times
 that of the others.
 """
@@ -29,13 +30,14 @@ from torch.nn import functional as F
 from csada.attacks import Bounds, Forward, ascend, check_settings, pays_to_shrink
 from csada.costs import CostMatrix
 from csada.errors import InputError
-from csada.models.folded import folded_forward
-from csada.models.modes import borrowed_eval, capturing, mixes_batch
+from csada.models.folded import foldable, folded_forward
+from csada.models.modes import borrowed_eval, changed, mixes_batch
 from csada.models.residual import ResNet
 
 PAIR_ESTIMATORS = ("paper", "unbiased", "class_mean")  # one pair a batch
-TASK_ESTIMATORS = ("per_sample", "task_mean")  # M tasks a batch, static shapes
-BUCKET = 32  # on a GPU, numbers of tasks that change from batch to batch are rounded up: few shapes, each tuned once
+TASK_ESTIMATORS = ("per_sample", "task_mean")  # M tasks a batch
+BUCKET = 32  # in an eager step on a GPU, numbers of tasks that change from batch to batch are rounded up to a multiple
+LEAST_ROOM = 8
 ESTIMATORS = ("full", *PAIR_ESTIMATORS, *TASK_ESTIMATORS)
 
 
@@ -46,6 +48,7 @@ class Tasks(NamedTuple):
     target: Tensor  # [T]
     coefficient: Tensor  # [T]
     again: Tensor | None = None  # [N] extra coefficients of the clean losses inside the penalty (estimator "paper")
+    static: bool = False  # their number is the same in every batch
 
     def within(self, first: int, last: int) -> Tasks:
         """Those on samples first to last, numbered from there; what they count stays as it is in the whole batch."""
@@ -88,10 +91,7 @@ class CSADA:
         if self.tasks < 1:
             raise InputError(f"tasks must be at least 1, got {self.tasks}")
 
-    @property
-    def static(self) -> bool:
-        """Whether every batch has the same shapes, so that a step can be captured as a CUDA graph."""
-        return self.estimator in TASK_ESTIMATORS
+    static = True  # nothing in a step is decided by Python's own state
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return model, data
@@ -104,24 +104,42 @@ class CSADA:
         *,
         costs: Tensor | None = None,
         generator: torch.Generator | None = None,
+        capacity: int | None = None,
     ) -> Tensor:
         if costs is not None:
             raise InputError("csada attacks pairs of classes and cannot use costs that differ from sample to sample")
-        return self.loss(model, x, y, self.draw(y, generator))
+        return self.loss(model, x, y, self.draw(y, generator, capacity))
 
-    def draw(self, y: Tensor, generator: torch.Generator | None = None) -> Tasks | None:
-        """This batch's tasks; None when nothing in it has weight. On a GPU it waits only if some class has no weight."""
+    def capacity(self, model: nn.Module, y: Tensor) -> int | None:
+        """How many tasks leave room for whatever is drawn for this batch; None where their number cannot be fixed.
+
+        For the estimators that draw one pair it is the size of the largest class that may be drawn, rounded up, and
+        counting it waits for the device.
+        """
+        if self.estimator in TASK_ESTIMATORS:
+            return self.tasks
+        if self.estimator == "full" or mixes_batch(model):  # batch norm in training mode would see the surplus
+            return None
+        drawable = pair_weights(self.costs, self.tau, y.device).mass[y] > 0
+        largest = int(((y == y[:, None]).sum(1) * drawable).max())
+        return min(rounded_up(largest), len(y))
+
+    def draw(self, y: Tensor, generator: torch.Generator | None = None, capacity: int | None = None) -> Tasks | None:
+        """This batch's tasks; None when nothing in it has weight.
+
+        With `capacity`, as given by the method of that name, their number is fixed and nothing waits for the device.
+        """
         if self.weight == 0:
             return None
         weights = pair_weights(self.costs, self.tau, y.device)
         if self.estimator == "full":
             return full_tasks(y, weights)
+        if not weights.any_class:
+            return None
         if self.estimator in PAIR_ESTIMATORS:
-            if not weights.any_class:
-                return None
             pair = sample_cdf(weights.pairs.flatten().cumsum(0), (1,), generator)
-            return pair_tasks(y, pair // len(weights.pairs), pair % len(weights.pairs), self.estimator)
-        if not (weights.every_class or capturing(y) or bool(weights.mass[y].any())):
+            return pair_tasks(y, pair // len(weights.pairs), pair % len(weights.pairs), self.estimator, capacity)
+        if not (weights.every_class or capacity is not None or bool(weights.mass[y].any())):
             return None
         return drawn_tasks(y, weights, self.tasks, self.estimator, generator)
 
@@ -134,10 +152,10 @@ class CSADA:
         if tasks is None or (len(tasks.sample) == 0 and tasks.again is None):
             return F.cross_entropy(model(x), y) * share
         mixed = mixes_batch(model)
-        if x.is_cuda and not mixed and (share < 1 or not self.static):
+        if x.is_cuda and not mixed and not tasks.static:
             tasks = tasks.padded(BUCKET)
-        index, target, coefficient, again = tasks
-        attacked = self.attacked(model, x[index], y[index], target)
+        index, target, coefficient, again, static = tasks
+        attacked = self.attacked(model, x[index], y[index], target, static)
         if mixed:
             # batch norm in training mode must not mix the statistics of the two kinds
             clean, adversarial = model(x), model(attacked) if len(index) else x.new_zeros(0, len(self.costs))
@@ -149,8 +167,8 @@ class CSADA:
             penalty = penalty + again.to(natural.dtype) @ natural
         return natural.mean() * share + self.weight * penalty
 
-    def attacked(self, model: nn.Module, x: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Algorithm 1 on a batch, with the model as it is now."""
+    def attacked(self, model: nn.Module, x: Tensor, y: Tensor, target: Tensor, static: bool = False) -> Tensor:
+        """Algorithm 1 on a batch, with the model as it is now; `static`: on a GPU, without ever waiting for it."""
         if len(x) == 0:
             return x
         with borrowed_eval(model):
@@ -165,15 +183,17 @@ class CSADA:
                 self.norm,
                 self.step,
                 self.bounds,
-                shrink=pays_to_shrink(x, self.steps) and (x.is_cpu or not self.static),
+                shrink=pays_to_shrink(x, self.steps) and (x.is_cpu or not static),
             ).adversarial
 
 
 def attack_view(model: nn.Module, x: Tensor) -> Forward:
     """The model as K forwards and backwards in eval mode see it: under bf16 on a GPU our ResNets have a faster form."""
-    if isinstance(model, ResNet) and x.is_cuda and torch.is_autocast_enabled("cuda"):
+    kind = x.device.type
+    own = type(model).forward is ResNet.forward and not changed(model)  # else what was changed must be seen
+    if isinstance(model, ResNet) and own and foldable(model) and kind == "cuda" and torch.is_autocast_enabled(kind):
         with torch.no_grad():  # folded once, for gradients to the samples alone
-            return folded_forward(model, torch.get_autocast_dtype("cuda"))
+            return folded_forward(model, torch.get_autocast_dtype(kind))
     return model
 
 
@@ -202,16 +222,24 @@ def full_tasks(y: Tensor, weights: PairWeights) -> Tasks | None:
     return Tasks(index, target, weights.pairs[y[index], target] / len(y)) if len(index) else None
 
 
-def pair_tasks(y: Tensor, truth: Tensor, target: Tensor, estimator: str) -> Tasks | None:
-    """The samples of class `truth` attacked towards `target`."""
+def pair_tasks(y: Tensor, truth: Tensor, target: Tensor, estimator: str, capacity: int | None = None) -> Tasks | None:
+    """The samples of class `truth` attacked towards `target`; with `capacity` so many tasks, some counting nothing."""
     chosen = y == truth
-    index = chosen.nonzero()[:, 0]
-    if estimator == "paper":
-        return Tasks(index, target.expand(len(index)), _full(index, 1 / len(y)), (~chosen).double() / len(y))
-    if len(index) == 0:
+    attacked = chosen.sum()
+    if (tasks := int(attacked) if capacity is None else capacity) == 0 and estimator != "paper":
         return None
-    share = 1 / len(y) if estimator == "unbiased" else 1 / len(index)
-    return Tasks(index, target.expand(len(index)), _full(index, share))
+    index = (~chosen).byte().argsort(stable=True)[:tasks]  # the chosen come first
+    share = 1 / len(y) if estimator != "class_mean" else 1 / attacked.clamp_min(1).double()
+    again = (~chosen).double() / len(y) if estimator == "paper" else None
+    return Tasks(index, target.expand(tasks), chosen[index].double() * share, again, capacity is not None)
+
+
+def rounded_up(n: int) -> int:
+    """To 8, 12, 16, 24, 32, 48, ...: few sizes, of which little is surplus."""
+    size = LEAST_ROOM
+    while size < n:
+        size += size // 2 if size.bit_count() == 1 else size // 3
+    return size
 
 
 def drawn_tasks(
@@ -222,7 +250,7 @@ def drawn_tasks(
     sample = sample_cdf(mass.cumsum(0), (tasks,), generator)
     target = sample_cdf(weights.cdf[y[sample]], (tasks, 1), generator)[:, 0]
     scale = (mass.sum() > 0).to(mass.dtype) if estimator == "task_mean" else mass.mean()
-    return Tasks(sample, target, (scale / tasks).expand(tasks))
+    return Tasks(sample, target, (scale / tasks).expand(tasks), static=True)
 
 
 def sample_cdf(cdf: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -231,7 +259,3 @@ def sample_cdf(cdf: Tensor, shape: tuple[int, ...], generator: torch.Generator |
     u = torch.rand(shape, dtype=cdf.dtype, device=cdf.device, generator=generator) * total
     drawn = torch.searchsorted(cdf, torch.minimum(u, total.nextafter(torch.zeros_like(total))), right=True)
     return drawn.clamp_max(cdf.shape[-1] - 1)  # where nothing has weight: any index, for a task that counts nothing
-
-
-def _full(like: Tensor, value: float) -> Tensor:
-    return torch.full(like.shape, value, dtype=torch.float64, device=like.device)

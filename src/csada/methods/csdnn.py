@@ -34,6 +34,8 @@ SIGMOID_GAIN = 4.0  # a sigmoid's slope is at most 1/4
 class SigmoidNet(nn.Sequential):
     """Flatten, then pairs of a linear layer and a sigmoid."""
 
+    static = True
+
 
 @dataclass(frozen=True)
 class CSDNN:
@@ -44,6 +46,7 @@ class CSDNN:
     beta: float = 0.25
     pretrain_epochs: int = 10
     pretrain_lr: float = 1e-2
+    static = True
 
     def __post_init__(self) -> None:
         if not self.hidden or min(self.hidden) < 1:

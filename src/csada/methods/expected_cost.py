@@ -15,6 +15,7 @@ from csada.methods.base import cost_rows, scores
 @dataclass(frozen=True)
 class ExpectedCost:
     costs: CostMatrix
+    static = True
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return model, data

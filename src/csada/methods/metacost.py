@@ -33,6 +33,7 @@ class MetaCost:
     costs: CostMatrix
     bags: int = 10
     out_of_bag: bool = False
+    static = True
 
     def __post_init__(self) -> None:
         if self.bags < 1:

@@ -19,6 +19,7 @@ from csada.methods.base import cost_rows, log_one_minus_p, scores
 @dataclass(frozen=True)
 class Penalty:
     costs: CostMatrix
+    static = True
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return model, data

@@ -36,6 +36,7 @@ class PGDTraining:
     step: str = "sign"
     bounds: Bounds | None = None
     random_start: bool = False
+    static = True
 
     def __post_init__(self) -> None:
         check_settings(self.epsilon, self.step_size, self.steps, self.norm, self.step)

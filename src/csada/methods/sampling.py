@@ -33,6 +33,7 @@ GROWTH = 10  # times the size of the training set
 @dataclass(frozen=True)
 class Oversampling:
     costs: CostMatrix
+    static = True
 
     def prepare(
         self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
@@ -68,6 +69,7 @@ class Oversampling:
 @dataclass(frozen=True)
 class Undersampling:
     costs: CostMatrix
+    static = True
 
     def prepare(
         self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
@@ -98,6 +100,7 @@ class Undersampling:
 @dataclass(frozen=True)
 class Costing:
     costs: CostMatrix
+    static = True
 
     def prepare(
         self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None

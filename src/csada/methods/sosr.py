@@ -23,6 +23,8 @@ from csada.methods.base import blank_linear, cost_rows, first_parameter, scores
 class CostRegressor(nn.Module):
     """A network with a linear layer of cost estimates r on top. Returns -r: the largest score is the smallest cost."""
 
+    static = True
+
     def __init__(self, net: nn.Module, estimates: nn.Linear) -> None:
         super().__init__()
         self.net, self.estimates = net, estimates
@@ -35,6 +37,7 @@ class CostRegressor(nn.Module):
 @dataclass(frozen=True)
 class SOSR:
     costs: CostMatrix
+    static = True
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return with_estimates(model, len(self.costs)), data

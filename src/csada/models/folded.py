@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from csada.models.modes import changed
+
 if TYPE_CHECKING:
     from csada.models.residual import BasicBlock, ResNet
 
@@ -27,11 +29,32 @@ class Folded(NamedTuple):
     padding: Pair
 
 
+def foldable(model: ResNet) -> bool:
+    """Whether folding gives what the layers give: not where one was replaced by another kind, hooked or parametrised.
+
+    The pooling and the last layer may be any: those are called.
+    """
+    called = {id(module) for layer in (model.maxpool, model.fc) for module in layer.modules()}
+    return all(map(plain, (m for m in model.modules() if m is not model and id(m) not in called)))
+
+
+def plain(module: nn.Module) -> bool:
+    if changed(module):
+        return False
+    if type(module) is nn.Conv2d:
+        whole = module.groups == 1 and module.dilation == (1, 1)
+        return whole and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if type(module) is nn.BatchNorm2d:
+        return module.affine and module.track_running_stats
+    return type(module) is nn.Sequential or "folds" in vars(type(module))
+
+
 def fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d, dtype: torch.dtype) -> Folded:
     assert norm.running_mean is not None and norm.running_var is not None
     factor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     weight = (convolution.weight * factor[:, None, None, None]).to(dtype, memory_format=torch.channels_last)
-    bias = (norm.bias - norm.running_mean * factor).to(dtype)
+    mean = norm.running_mean if convolution.bias is None else norm.running_mean - convolution.bias
+    bias = (norm.bias - mean * factor).to(dtype)
     return Folded(weight, bias, convolution.stride, convolution.padding)  # type: ignore[arg-type]
 
 
@@ -47,7 +70,9 @@ def folded_forward(model: ResNet, dtype: torch.dtype) -> Callable[[Tensor], Tens
         for layer in (model.layer1, model.layer2, model.layer3, model.layer4)
         for b in layer
     ]
-    head = model.fc.weight.to(dtype), model.fc.bias.to(dtype)
+    head: Any = None  # of another kind: called as it is
+    if type(model.fc) is nn.Linear and model.fc.bias is not None and not changed(model.fc):
+        head = model.fc.weight.to(dtype), model.fc.bias.to(dtype)
 
     def forward(x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
@@ -56,7 +81,11 @@ def folded_forward(model: ResNet, dtype: torch.dtype) -> Callable[[Tensor], Tens
             for first, second, short in blocks:
                 way = x if short is None else F.conv2d(x, *short)
                 x = convolve(convolve(x, first), second, way)
-            return F.linear(x.mean((2, 3)), *head)
+            x = x.mean((2, 3))
+            if head is not None:
+                return F.linear(x, *head)
+        logits: Tensor = model.fc(x)
+        return logits
 
     return forward
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csada.errors import InputError
-from csada.models.folded import folded_forward
+from csada.models.folded import foldable, folded_forward
 from csada.models.initial import he_convolutions, seeded
 from csada.models.modes import mixes_batch
 
@@ -21,6 +21,8 @@ STEMS = ("small", "imagenet")
 
 class BasicBlock(nn.Module):
     """x -> relu(x + bn(conv(relu(bn(conv(x)))))), with a 1x1 convolution on the short way where the shape changes."""
+
+    static = folds = True
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -42,6 +44,8 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """[N, channels, H, W] -> logits [N, classes]; build it with `resnet`."""
 
+    static = True
+
     def __init__(self, blocks: tuple[int, ...], classes: int, channels: int, stem: str) -> None:
         super().__init__()
         if stem == "small":
@@ -58,7 +62,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(WIDTHS[3], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and torch.is_autocast_enabled("cuda") and not mixes_batch(self):
+        if x.is_cuda and torch.is_autocast_enabled("cuda") and not mixes_batch(self) and foldable(self):
             return folded_forward(self, torch.get_autocast_dtype("cuda"))(x)
         x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))

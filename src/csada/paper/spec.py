@@ -83,6 +83,29 @@ class Spec:
         return self.matrices if replication < elsewhere else 1
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A part of an experiment's runs: some methods, the first cost matrices, the first replications. None: all."""
+
+    methods: Sequence[str] | None = None
+    matrices: int | None = None
+    replications: int | None = None
+
+    def check(self, spec: Spec) -> None:
+        for method in self.methods or ():
+            if method not in spec.methods:
+                raise InputError(f"{spec.name} has no method {method!r}{did_you_mean(method, spec.methods)}")
+        if self.matrices is not None and spec.costs != "pareto":
+            raise InputError(f"{spec.name} has no series of cost matrices; leave out --matrices")
+
+    def __contains__(self, config: Config) -> bool:
+        return (
+            (self.methods is None or config["method"] in self.methods)
+            and (self.matrices is None or config["costs"]["seed"] < self.matrices)
+            and (self.replications is None or config["seed"] < self.replications)
+        )
+
+
 def names() -> list[str]:
     return sorted(path.stem for path in SPECS.glob("*.toml") if path.stem != DEFAULTS)
 

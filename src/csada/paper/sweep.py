@@ -24,7 +24,7 @@ from csada.data.fetch import Progress
 from csada.files import write_text
 from csada.folders import locked
 from csada.paper.run import BASELINES, Record, Run, execute, read_run
-from csada.paper.spec import Spec, baseline_configs, epochs, identity, run_configs
+from csada.paper.spec import Choice, Spec, baseline_configs, epochs, identity, run_configs
 from csada.workflow.runs import read_json
 
 FORMAT = 1
@@ -79,22 +79,32 @@ def run_experiment(
     results_dir: Path | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     all_pairs: bool = False,
+    only: Choice | None = None,
     workers: int = 1,
     limit_minutes: float | None = None,
     on_progress: Progress | None = None,
 ) -> Report:
     """Do what neither `runs_dir` nor the record in `results_dir` has; a run that fails does not stop the others.
 
+    only: the part of the experiment to do now; runs beside it are neither done nor counted.
+
     on_progress(done, total) counts epochs of the whole sweep. After `limit_minutes` no further run is started.
     """
     deadline = math.inf if limit_minutes is None else time.time() + 60 * limit_minutes
-    chosen = "all" if all_pairs and spec.costs == "pairs" and not isinstance(spec.pairs, list) else None
-    plan = make_plan(spec, runs_dir, results_dir, chosen)
+    pairs = "all" if all_pairs and spec.costs == "pairs" and not isinstance(spec.pairs, list) else None
+    only = only or Choice()
+    only.check(spec)
+
+    def made() -> Plan:
+        plan = make_plan(spec, runs_dir, results_dir, pairs)
+        return replace(plan, runs=[run for run in plan.runs if run.config in only])
+
+    plan = made()
     report = Report()
     if not plan.runs:  # the baselines decide the pairs
         untrained = [run for run in plan.baselines if not run.done]
         do_runs(untrained, data_dir, deadline, workers, on_progress and Epochs(untrained, on_progress), report)
-        plan = make_plan(spec, runs_dir, results_dir, chosen)
+        plan = made()
     missing, needed = plan.missing(), plan.needed()
     for run in (*plan.baselines, *plan.runs):
         if run.done:  # by somebody who may have been killed before tidying up

@@ -40,7 +40,7 @@ from csada.methods.csada import CSADA, Tasks
 from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, mixes_batch, training_mode
 from csada.training import parallel
 from csada.training.parallel import OnEpoch, Ranks
-from csada.training.step import CapturedStep, capture
+from csada.training.step import Graphs
 
 Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and whatever on_epoch adds
 
@@ -241,7 +241,7 @@ class Loop:
     device: torch.device
     lr: float = 0.0
     optimizer: torch.optim.Optimizer = field(init=False)
-    captured: CapturedStep | None = None
+    graphs: Graphs | None = None
     ranks: Ranks = Ranks()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
@@ -251,13 +251,8 @@ class Loop:
         limit, alone = self.settings.max_batch, self.ranks.world == 1
         self.piece = limit if isinstance(limit, int) else sys.maxsize  # samples at once
         self.in_shares = limit is not None or not alone
-        self.try_capture = (
-            self.settings.graph
-            and self.device.type == "cuda"
-            and getattr(self.method, "static", True)
-            and alone
-            and (limit is None or limit == "auto")
-        )
+        if self.settings.graph and self.device.type == "cuda" and alone and limit in (None, "auto"):
+            self.graphs = Graphs(self.step, self.method, self.model, self.optimizer)
 
     def epoch(self, epoch: int, source: Batches, generator: torch.Generator) -> float:
         """One pass over the data; the mean loss."""
@@ -268,12 +263,8 @@ class Loop:
             if isinstance(source, LoaderBatches):
                 check_labels(batch.y, len(self.method.costs))
             self.set_lr(self.settings.lr_at(epoch * len(source) + i, len(source)))
-            if self.try_capture:
-                self.captured = capture(self.step, batch, generator, self.model, self.optimizer)
-                self.try_capture = False
-            if self.captured is not None and self.captured.fits(batch):
-                loss = self.captured(batch)
-            else:
+            loss = None if self.graphs is None else self.graphs(batch, generator)
+            if loss is None:
                 loss = self.step_in_shares(share, generator, own) if self.in_shares else self.step(batch, generator)
             total += loss * len(share.labels)
             count += len(share.labels)
@@ -283,11 +274,11 @@ class Loop:
             self.ranks.average_buffers(self.model)
         return float(total) / count
 
-    def step(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def step(self, batch: Batch, generator: torch.Generator, **sizes: int) -> Tensor:
         """One descent."""
         self.optimizer.zero_grad(set_to_none=True)
         with self.autocast():
-            loss = self.method(self.model, batch.x, batch.y, costs=batch.costs, generator=generator)
+            loss = self.method(self.model, batch.x, batch.y, costs=batch.costs, generator=generator, **sizes)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()
@@ -453,7 +444,9 @@ def resume(run: Run, loop: Loop) -> list[Epoch]:
         if state["run"] != fingerprint(run.settings, run.method):
             raise InputError(f"{path} is a checkpoint of another run; remove it, or give another checkpoint file")
         loop.model.load_state_dict(state["model"])
-        loop.optimizer.load_state_dict(state["optimizer"])
+        # the settings agree; how the optimiser works is a matter of the device, which may be another one now
+        groups = loop.optimizer.state_dict()["param_groups"]
+        loop.optimizer.load_state_dict(state["optimizer"] | {"param_groups": groups})
         history = state["history"]
     if not loop.ranks.agree(len(history)):
         raise InputError(f"{path} is not the same for all processes; put it where all of them can read it")

@@ -1,88 +1,173 @@
-"""The same step as one CUDA graph: draw, attack, descend and update in a single launch.
+"""The same step as a CUDA graph: draw, attack, descend and update in a single launch.
 
 Small batches are bound by the host that launches thousands of kernels, not by arithmetic; a graph launches them all at once.
-Capturing needs a rehearsal, which changes weights, momenta, batch-norm statistics and random state: all are put back, so a
-captured run and an eager one draw the same numbers and differ by rounding alone.
+Capturing needs a rehearsal, which changes weights, momenta and batch-norm statistics: all are put back. A graph draws from
+generators of its own, which take over the caller's state before each launch and hand it back after. So a captured run and an
+eager one draw the same numbers and differ by rounding alone, and a capture that fails leaves the caller's generators usable.
+
+A graph repeats what the device did, and nothing that Python did: a counter or a random number of Python's would be frozen. So
+only what is known to do without is captured: csada's methods and models, PyTorch's layers, and whatever says `static = True`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from csada.data.splits import Batch
+from csada.methods import Method
+from csada.methods.csada import CSADA
+from csada.models.modes import changed
 
 REHEARSALS = 3
 log = logging.getLogger("csada")
 
-EagerStep = Callable[[Batch, torch.Generator], Tensor]
+Step = Callable[..., Tensor]  # (batch, generator), and capacity= for CSADA
 
 
-def capture(
-    step: EagerStep, batch: Batch, generator: torch.Generator, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> CapturedStep | None:
-    """The step as a graph for batches of this shape; None, with the reason logged, where it cannot be captured."""
-    state = State(model, optimizer, generator)
-    try:
-        return CapturedStep(step, batch, generator)
-    except RuntimeError as error:
-        log.warning("the step runs eagerly: it cannot be captured as a CUDA graph (%s)", str(error).splitlines()[0])
-        torch.cuda.synchronize()
-        return None
-    finally:
-        optimizer.zero_grad(set_to_none=True)
-        state.restore()
+class Graphs:
+    """A step's CUDA graphs: for batches of one shape, one graph for each number of tasks that they need."""
+
+    def __init__(self, step: Step, method: Method, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.step, self.method, self.model, self.optimizer = step, method, model, optimizer
+        self.usable = says_static(method) and is_static(model)
+        self.shape: torch.Size | None = None
+        self.captured: dict[int | None, CapturedStep] = {}
+        self.memory: Any = None  # one pool for all: they never run at the same time
+
+    def __call__(self, batch: Batch, generator: torch.Generator) -> Tensor | None:
+        """The step on this batch; None where it is for the eager step to do."""
+        self.shape = self.shape or batch.x.shape
+        if not self.usable or batch.x.shape != self.shape:
+            return None
+        capacity = None
+        if isinstance(self.method, CSADA) and (capacity := self.method.capacity(self.model, batch.y)) is None:
+            return None
+        with torch.cuda.device(batch.x.device):
+            if capacity not in self.captured and not self.capture(batch, generator, capacity):
+                return None
+            return self.captured[capacity](batch, generator)
+
+    def capture(self, batch: Batch, generator: torch.Generator, capacity: int | None) -> bool:
+        """Whether it worked; where it did not, the reason is logged and the run goes on without graphs."""
+        before = State(self.model, self.optimizer)
+        sizes = {} if capacity is None else {"capacity": capacity}
+        self.memory = self.memory or torch.cuda.graph_pool_handle()
+        try:
+            captured = CapturedStep(lambda *of: self.step(*of, **sizes), batch, generator, self.memory)
+            self.captured[capacity] = captured
+        except RuntimeError as error:
+            log.warning("the step runs eagerly: it cannot be captured as a CUDA graph (%s)", str(error).splitlines()[0])
+            torch.cuda.synchronize()
+            self.usable = False
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+            before.restore()
+        return self.usable
 
 
 class CapturedStep:
-    def __init__(self, step: EagerStep, batch: Batch, generator: torch.Generator) -> None:
+    def __init__(self, step: Step, batch: Batch, generator: torch.Generator, memory: Any) -> None:
         self.batch = Batch(batch.x.clone(), batch.y.clone(), None if batch.costs is None else batch.costs.clone())
         self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(generator)
-        # every shape is seen here once and for all, so cuDNN may search for its fastest kernels
-        search = not torch.are_deterministic_algorithms_enabled()  # which ones win differs from machine to machine
-        with torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=torch.backends.cudnn.allow_tf32):
+        own = generator.clone_state()
+        self.graph.register_generator_state(own)
+        with own_default_generator(batch.x.device) as own_default, search_for_kernels():
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(REHEARSALS):
-                    step(self.batch, generator)
+                    step(self.batch, own)
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(self.graph):
-                self.loss = step(self.batch, generator)
+            with torch.cuda.graph(self.graph, pool=memory):
+                self.loss = step(self.batch, own)
+        self.own, self.own_default = own, own_default
 
-    def fits(self, batch: Batch) -> bool:
-        return batch.x.shape == self.batch.x.shape
-
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch, generator: torch.Generator) -> Tensor:
         for static, new in zip(self.batch, batch, strict=True):
             if static is not None and new is not None:
                 static.copy_(new)
+        pairs = (self.own, generator), (self.own_default, default_generator(batch.x.device))
+        for own, theirs in pairs:
+            own.set_state(theirs.get_state())
         self.graph.replay()
+        for own, theirs in pairs:
+            theirs.set_state(own.get_state())
         return self.loss
 
 
 class State:
     """Everything that a rehearsal changes, as it was before."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
-        self.model, self.optimizer, self.generator = model, optimizer, generator
-        self.weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.values = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
         self.moments = {id(t): t.clone() for t in self._moments()}
-        self.drawn, self.drawn_globally = generator.get_state(), torch.cuda.get_rng_state()
 
+    @torch.no_grad()
     def restore(self) -> None:
-        self.model.load_state_dict(self.weights)
+        for tensor, before in self.values:
+            tensor.copy_(before)
         for tensor in self._moments():
-            before = self.moments.get(id(tensor))
-            tensor.zero_() if before is None else tensor.copy_(before)  # an optimiser's first step starts from zeros
-        self.generator.set_state(self.drawn)
-        torch.cuda.set_rng_state(self.drawn_globally)
+            moment = self.moments.get(id(tensor))
+            tensor.zero_() if moment is None else tensor.copy_(moment)  # an optimiser's first step starts from zeros
 
     def _moments(self) -> list[Tensor]:
         states: list[dict[str, Any]] = list(self.optimizer.state.values())
         return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """From which dropout draws. The device must be the current one if it has no number."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    default: torch.Generator = torch.cuda.default_generators[number]
+    return default
+
+
+@contextmanager
+def own_default_generator(device: torch.device) -> Iterator[torch.Generator]:
+    """The default generator works on a copy of its state, which is yielded: a failed capture would leave it unusable."""
+    default = default_generator(device)
+    lent = default.graphsafe_get_state()
+    own = default.clone_state()
+    default.graphsafe_set_state(own)
+    try:
+        yield own
+    finally:
+        default.graphsafe_set_state(lent)
+
+
+@contextmanager
+def search_for_kernels() -> Iterator[None]:
+    """cuDNN looks for its fastest kernels: every shape is seen once and for all. Which ones win differs from run to run,
+    so not where somebody asked for determinism."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = not (torch.are_deterministic_algorithms_enabled() or cudnn.deterministic)
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
+
+
+def says_static(thing: object) -> bool:
+    """`static = True` on the object or on its very class: what a subclass changes, its parent cannot vouch for."""
+    return bool({**vars(type(thing)), **vars(thing)}.get("static", False))
+
+
+def is_static(model: nn.Module) -> bool:
+    """Whether a forward pass is nothing but work for the device: every layer says so of itself or is PyTorch's own.
+
+    A model that has the attribute `static` itself, not only its class, speaks for all of its layers.
+    """
+    if "static" in vars(model):
+        return bool(model.static)
+    return all(
+        not changed(module) and (says_static(module) or type(module).__module__.startswith("torch.nn."))
+        for module in model.modules()
+    )

@@ -12,163 +12,29 @@ goes in and a torch tensor comes out.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq, minimize
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 
 from csada.costs import CostMatrix
+from csada.decisions.arrays import Floats, Labels, as_array, checked_logits, checked_probabilities, labelled, like
+from csada.decisions.calibration import CALIBRATIONS, VectorScaling, fit_temperature, fit_vector_scaling
 from csada.errors import InputError
 from csada.metrics import REFER, check_table
 
 Rule = Callable[[Any], Any]
-Floats = NDArray[np.float64]
-Labels = NDArray[np.int64]
 
-CALIBRATIONS = ("temperature", "vector")
-PULL = 10.0  # of vector scaling to the identity, in samples: a standard deviation of 0.22 on every scale and bias
 TIE = 1e-12  # costs are the same when they differ by less than this share of themselves and of a mistake's mean cost
 STRENGTHS = (0.0, *(float(odds / (1 + odds)) for odds in np.geomspace(1e-3, 1e3, 61)), 1.0)
 
 
-def as_array(values: Any) -> Floats:
-    """Any array or tensor, on any device, as float64."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    return np.asarray(values, dtype=np.float64)
-
-
-def _like(result: Labels, given: Any) -> Any:
-    """A tensor where a tensor was given, on its device."""
-    if hasattr(given, "detach"):
-        import torch
-
-        return torch.from_numpy(result).to(given.device)
-    return result
-
-
-def _logits(values: Any, classes: int | None = None) -> Floats:
-    scores = as_array(values)
-    if scores.ndim != 2 or (classes is not None and scores.shape[1] != classes):
-        needed = "(samples, classes)" if classes is None else f"(samples, {classes})"
-        raise InputError(f"scores of shape {scores.shape}; {needed} is needed: give one column a class")
-    if not np.isfinite(scores).all():
-        i = int(np.argwhere(~np.isfinite(scores))[0, 0])
-        raise InputError(f"the scores of sample {i} are {scores[i].tolist()[:10]}; check the model and its inputs")
-    return scores
-
-
-def _labelled(logits: Any, labels: Any, classes: int | None = None) -> tuple[Floats, Labels]:
-    scores, truth = _logits(logits, classes), as_array(labels).astype(np.int64)
-    if len(scores) == 0 or truth.shape != (len(scores),):
-        raise InputError(f"{len(scores)} rows of logits and {truth.size} labels; a fit needs one label a row")
-    if not (truth.min() >= 0 and truth.max() < scores.shape[1]):
-        bad = truth[(truth < 0) | (truth >= scores.shape[1])][0]
-        raise InputError(f"label {bad} is out of range; the logits score {scores.shape[1]} classes, counted from 0")
-    return scores, truth
-
-
-def _probabilities(values: Any, what: str = "probabilities") -> Floats:
-    """Rows that sum to one, to within what half precision loses."""
-    rows = as_array(values)
-    sums = rows.sum(axis=-1)
-    bad = ~((rows >= 0).all(axis=-1) & (np.abs(sums - 1) <= 2e-3))
-    if bad.any():
-        where = f" of sample {int(np.flatnonzero(bad)[0])}" if rows.ndim == 2 else ""
-        row = rows[bad][0] if rows.ndim == 2 else rows
-        raise InputError(
-            f"the {what}{where} are {np.round(row, 4).tolist()[:10]} and sum to {row.sum():.4g}; "
-            f"they must be zero or more and sum to 1 (softmax turns logits into probabilities)"
-        )
-    return rows
-
-
 def argmax(logits: Any) -> Any:
     """The most probable class, whatever a mistake costs."""
-    return _like(_logits(logits).argmax(1), logits)
-
-
-def fit_temperature(logits: Any, labels: Any, weights: Any = None) -> float:
-    """The T > 0 that minimises the cross-entropy of softmax(logits / T): it changes confidence, never the ranking.
-
-    Where every label has the highest score, the best T would be 0. One more sample is then assumed, which may be of any
-    class: confidence ends near what N right samples can show, (N + 1) / (N + 2). Where the labels score no higher than
-    the other classes, the best T would be infinite: a warning says so, and all classes become almost equally probable.
-    """
-    scores, truth = _labelled(logits, labels)
-    above = scores - scores[np.arange(len(truth)), truth, None]
-    spread = float(np.abs(above).max()) or 1.0
-    above, weights = above / spread, np.ones(len(truth)) if weights is None else as_array(weights)
-
-    def slope(log_beta: float, doubt: float = 0.0) -> float:
-        """Of the cross-entropy in beta = spread / T, in which it is convex; `doubt`: the share of unknown labels."""
-        gained = (softmax(above * np.exp(log_beta), axis=1) * above).sum(1) - doubt * above.mean(1)
-        return float(np.average(gained, weights=weights))
-
-    low, high = -20.0, 20.0
-    if slope(low) >= 0:
-        warnings.warn(
-            "the true class scores no higher than the others on these data, so that all classes get about the same "
-            "probability; check that the labels follow the order of the classes",
-            stacklevel=2,
-        )
-        return 100 * spread
-    doubt = 1 / (1 + weights.sum()) if slope(high) <= 0 else 0.0
-    return spread / float(np.exp(brentq(slope, low, high, args=(doubt,), xtol=1e-9)))
-
-
-class VectorScaling(NamedTuple):
-    """A scale and a bias a class, for logits that a temperature has scaled already."""
-
-    scale: tuple[float, ...]
-    bias: tuple[float, ...]
-
-
-def fit_vector_scaling(logits: Any, labels: Any) -> VectorScaling:
-    """The w and b that minimise the cross-entropy of softmax(w * logits + b), pulled to w = 1 and b = 0.
-
-    The pull, PULL / N * (|w - 1|^2 + |b|^2), weighs as much as a few samples: it decides where there are hardly any,
-    for instance for a class that they lack, and fades as their number N grows.
-    """
-    scores, truth = _labelled(logits, labels)
-    n, k = scores.shape
-    one_hot = np.eye(k)[truth]
-    identity = np.repeat([1.0, 0.0], k)
-
-    def objective(parameters: Floats) -> tuple[float, Floats]:
-        log_p = log_softmax(scores * parameters[:k] + parameters[k:], axis=1)
-        residual = np.exp(log_p) - one_hot
-        away = parameters - identity
-        loss = -(log_p * one_hot).sum() + PULL * (away**2).sum()
-        gradient = np.concatenate([(residual * scores).sum(0), residual.sum(0)]) + 2 * PULL * away
-        return float(loss) / n, gradient / n
-
-    fitted = minimize(objective, identity, jac=True, method="L-BFGS-B").x.tolist()
-    return VectorScaling(tuple(fitted[:k]), tuple(fitted[k:]))
-
-
-def prior_ratio(train_priors: ArrayLike, deployment_priors: ArrayLike) -> Floats:
-    """deployment / training frequency of every class: the `priors` of MinimumExpectedCost."""
-    train, deployment = (
-        _probabilities(train_priors, "training priors"),
-        _probabilities(deployment_priors, "deployment priors"),
-    )
-    if train.shape != deployment.shape or train.ndim != 1:
-        raise InputError(
-            f"{train.shape} training and {deployment.shape} deployment priors; give one number per class in each"
-        )
-    if (unseen := np.flatnonzero((train == 0) & (deployment > 0))).size:
-        raise InputError(
-            f"class {unseen[0]} was never seen in training (prior 0) but comes in deployment "
-            f"({deployment[unseen[0]]:g}); no weight makes up for that: train on it, or set its deployment prior to 0"
-        )
-    return np.divide(deployment, train, out=np.zeros_like(train), where=train > 0)
+    return like(checked_logits(logits).argmax(1), logits)
 
 
 class CostsByTruth:
@@ -257,7 +123,7 @@ class Decided:
 
 def decide(probabilities: Any, costs: Costs) -> Decided:
     """By least expected cost under these probabilities."""
-    p = _probabilities(probabilities)
+    p = checked_probabilities(probabilities)
     return Decided(p, p, _expected(p, costs), mean_cost(costs))
 
 
@@ -310,15 +176,22 @@ class MinimumExpectedCost:
         return cls(costs, temperature, vector)
 
     @classmethod
-    def within_budget(cls, logits: Any, labels: Any, costs: Costs, budget: float = 0.005) -> MinimumExpectedCost:
-        """The strength that is cheapest on these data (validation) and loses at most `budget` of argmax's accuracy."""
+    def within_budget(
+        cls, logits: Any, labels: Any, costs: Costs, budget: float = 0.005, *, needed: float | None = None
+    ) -> MinimumExpectedCost:
+        """The strength that is cheapest on these data (validation) and loses at most `budget` of argmax's accuracy.
+
+        needed: the accuracy that must remain, instead of a budget. Where argmax itself has less, the strength is 0.
+        """
         if not 0 <= budget <= 1:
             raise InputError(f"budget is the accuracy that may be lost, from 0 to 1; got {budget}")
         rule = cls.calibrated(logits, labels, costs)
         curve = frontier(logits, labels, rule)
-        needed = float((argmax(as_array(logits)) == as_array(labels)).mean()) - budget
+        if needed is None:
+            needed = float((argmax(as_array(logits)) == as_array(labels)).mean()) - budget
         allowed = curve.accuracy >= needed - 1e-12
-        best = int(np.argmin(np.where(allowed, curve.weighted_error_rate, math.inf)))
+        allowed[0] |= not allowed.any()
+        best = int(np.argmin(np.where(allowed, curve.mean_cost, math.inf)))
         return replace(rule, strength=float(curve.strength[best]))
 
     @property
@@ -337,7 +210,7 @@ class MinimumExpectedCost:
     def decide(self, logits: Any) -> Decided:
         """The decisions with their reasons."""
         scale, bias = self.affine
-        scores = _logits(logits, self.classes) * scale + bias
+        scores = checked_logits(logits, self.classes) * scale + bias
         p = np.asarray(softmax(scores, axis=1))
         return Decided(scores, p, _expected(p, self.costs), mean_cost(self.costs), self.strength)
 
@@ -346,7 +219,7 @@ class MinimumExpectedCost:
         return self.decide(logits).probabilities
 
     def __call__(self, logits: Any) -> Any:
-        return _like(self.decide(logits).chosen, logits)
+        return like(self.decide(logits).chosen, logits)
 
 
 def mean_cost(costs: Costs) -> float:
@@ -398,68 +271,45 @@ class Abstention:
 
     def __call__(self, logits: Any) -> Any:
         decided = self.rule.decide(logits)
-        return _like(np.where(decided.cost > self.limit, REFER, decided.chosen), logits)
+        return like(np.where(decided.cost > self.limit, REFER, decided.chosen), logits)
 
 
-def to_plain(rule: MinimumExpectedCost | Abstention) -> dict[str, Any]:
-    """The rule as values that JSON can hold, beside a model; `from_plain` gives it back."""
-    inner = rule.rule if isinstance(rule, Abstention) else rule
-    if not isinstance(inner.costs, CostMatrix):
-        raise InputError("a rule with costs for each sample cannot be kept; only one with a cost matrix")
-    return vars(inner) | {
-        "costs": inner.costs.values.tolist(),
-        "vector": None if inner.vector is None else inner.vector._asdict(),
-        "priors": None if inner.priors is None else list(inner.priors),
-        "referral_cost": rule.referral_cost if isinstance(rule, Abstention) else None,
-    }
+@dataclass(frozen=True)
+class Decision:
+    """How a classifier decides, but for the costs: what a file keeps of a rule. The default takes the most probable class."""
+
+    temperature: float = 1.0
+    vector: VectorScaling | None = None
+    priors: tuple[float, ...] | None = None
+    strength: float = 0.0
+    referral_cost: float | None = None
+
+    @classmethod
+    def of(cls, rule: Rule) -> Decision:
+        inner = rule.rule if isinstance(rule, Abstention) else rule
+        if inner is argmax:
+            return cls()
+        if not isinstance(inner, MinimumExpectedCost) or not isinstance(inner.costs, CostMatrix):
+            raise InputError(
+                f"{type(inner).__name__} cannot be kept; only MinimumExpectedCost with a cost matrix, or argmax"
+            )
+        price = rule.referral_cost if isinstance(rule, Abstention) else None
+        return cls(inner.temperature, inner.vector, inner.priors, inner.strength, price)
+
+    def automatic(self, costs: CostMatrix) -> MinimumExpectedCost:
+        """The rule for those costs, without a person."""
+        return MinimumExpectedCost(costs, self.temperature, self.vector, self.priors, self.strength)
+
+    def rule(self, costs: CostMatrix) -> MinimumExpectedCost | Abstention:
+        rule = self.automatic(costs)
+        return rule if self.referral_cost is None else Abstention(rule, self.referral_cost)
 
 
-def from_plain(table: Mapping[str, Any], classes: Sequence[str] | None = None) -> MinimumExpectedCost | Abstention:
-    try:
-        values = dict(table)
-        referral_cost, costs, vector = values.pop("referral_cost"), values.pop("costs"), values.pop("vector")
-        scaling = None if vector is None else VectorScaling(*(tuple(vector[key]) for key in VectorScaling._fields))
-        rule = MinimumExpectedCost(CostMatrix(costs, classes), vector=scaling, **values)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"this is no decision rule: {error}") from None
-    return rule if referral_cost is None else Abstention(rule, referral_cost)
-
-
-def _realised(costs: Costs, truth: Labels, predicted: Labels) -> Floats:
+def realised(costs: Costs, truth: Labels, predicted: Labels) -> Floats:
     """[N]: what each prediction did cost."""
     if isinstance(costs, CostMatrix):
         return costs.values[truth, predicted]
     return np.where(truth == predicted, 0.0, costs.values[np.arange(len(truth)), truth])
-
-
-class CoverageCurve(NamedTuple):
-    """The share of cases decided automatically, surest first, and the mean cost that these really had."""
-
-    coverage: Floats
-    cost: Floats
-
-
-def cost_coverage_curve(logits: Any, labels: Any, rule: MinimumExpectedCost) -> CoverageCurve:
-    """What the automatic share costs as doubtful cases are referred, in the order of their expected cost."""
-    _, truth = _labelled(logits, labels, rule.classes)
-    decided = rule.decide(logits)
-    order = np.argsort(decided.cost, kind="stable")
-    counts = np.arange(1, len(truth) + 1)
-    return CoverageCurve(counts / len(truth), np.cumsum(_realised(rule.costs, truth, decided.chosen)[order]) / counts)
-
-
-def threshold_for_budget(logits: Any, rule: MinimumExpectedCost, budget: float) -> float:
-    """The lowest referral cost under which at most the share `budget` of these (validation) cases is referred.
-
-    `Abstention(rule, threshold)` then refers the costliest: the threshold is the price at which the budget is used up.
-    """
-    if not 0 <= budget <= 1:
-        raise InputError(f"budget is the share of cases that may be referred, from 0 to 1; got {budget}")
-    expected = np.sort(rule.decide(logits).cost)[::-1]
-    if len(expected) == 0:
-        raise InputError("no logits to choose a threshold on; give those of the validation data")
-    referred = math.floor(budget * len(expected) + 1e-9)
-    return float(expected[referred]) if referred < len(expected) else 0.0
 
 
 class Frontier(NamedTuple):
@@ -467,18 +317,18 @@ class Frontier(NamedTuple):
 
     strength: Floats
     accuracy: Floats
-    weighted_error_rate: Floats
+    mean_cost: Floats
 
 
 def frontier(logits: Any, labels: Any, rule: MinimumExpectedCost) -> Frontier:
     """Every strength of the rule on these data; the rule's own is ignored."""
-    _, truth = _labelled(logits, labels, rule.classes)
+    _, truth = labelled(logits, labels, rule.classes)
     given = rule.decide(logits)
     decided = [replace(given, strength=strength).chosen for strength in STRENGTHS]
     return Frontier(
         np.array(STRENGTHS),
         np.array([(predicted == truth).mean() for predicted in decided]),
-        np.array([_realised(rule.costs, truth, predicted).mean() for predicted in decided]),
+        np.array([realised(rule.costs, truth, predicted).mean() for predicted in decided]),
     )
 
 

@@ -17,6 +17,7 @@ import csada
 from csada.errors import RunError
 from csada.methods.csada import ESTIMATORS, Tasks
 from csada.parallel import place
+from csada.training import read_checkpoint
 
 COSTS = csada.CostMatrix([[0, 4.0, 1.0, 0], [2.0, 0, 0, 1.0], [0, 3.0, 0, 5.0], [0, 0, 0, 0]])
 ATTACK = {"epsilon": 0.5, "step_size": 0.05, "steps": 3, "weight": 2.5}
@@ -182,7 +183,7 @@ def test_a_dead_rank_ends_the_run_and_a_restart_resumes_it(tmp_path):
     assert (
         time.monotonic() - began < 240
     )  # of which nearly all is starting up; ranks wait for each other for 30 minutes
-    kept = len(torch.load(checkpoint, weights_only=True)["history"])
+    kept = len(read_checkpoint(checkpoint).history)
     assert 0 < kept < 6
     doom.unlink()
     resumed = csada.fit(mortal, data, "csada", COSTS, devices=2, checkpoint=checkpoint, on_epoch=on_epoch, **kw)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from strategies import conv, mlp
@@ -63,6 +64,61 @@ def test_takes_every_kind_of_data_and_is_reproducible_from_its_seed(kind):
     assert not torch.equal(weights(one), weights(three))
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert (np.random.get_state()[1] == states[2]).all() and torch.equal(own.get_state(), states[3])  # noqa: NPY002
+
+
+def loader(x, y):
+    return DataLoader(TensorDataset(x, y), batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (lambda x, y: (x.double().numpy(), y.numpy()), lambda x, y: (x, y)),
+        (lambda x, y: (x, y.int().numpy()), lambda x, y: (x, y)),
+        (lambda x, y: csada.Part(x.double(), y.int()), lambda x, y: (x, y)),
+        (lambda x, y: (pd.DataFrame(x.numpy()), pd.Series(y.numpy())), lambda x, y: (x, y)),
+        (lambda x, y: loader(x.double(), y.int()), loader),
+    ],
+    ids=["float64 arrays", "int32 labels", "a part", "pandas", "a loader"],
+)
+def test_data_of_other_types_is_brought_to_the_model(given, same):
+    model = mlp(dtype=torch.float32)
+    x, y = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
+    for method in ("csada", "metacost") if isinstance(same(x, y), tuple) else ("csada", "auxcst", "csdnn"):
+        run = lambda data, m=method: csada.fit(model, data, m, COSTS, epochs=1, lr=0.1, batch_size=8)  # noqa: E731
+        assert torch.equal(weights(run(given(x, y))), weights(run(same(x, y))))
+    got, expected = (csada.predict_logits(model, data(x, y)) for data in (given, same))
+    assert torch.equal(got.logits, expected.logits) and torch.equal(got.labels, y)
+    assert csada.evaluate(model, given(x, y), COSTS).total_cost == csada.evaluate(model, (x, y), COSTS).total_cost
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda x, y: DataLoader(TensorDataset(x, y, y), batch_size=8), r"a list of 3; give one of \(x, y\)"),
+        (lambda x, y: DataLoader([{"x": x[0], "y": 1}]), r"a dict; give one of \(x, y\)"),
+        (lambda x, y: (pd.DataFrame({"a": ["b"] * len(y)}), y), "samples are object; give numbers"),
+        (lambda x, y: (x, pd.Series(["b"] * len(y))), "labels are (str|object); give numbers"),
+    ],
+)
+def test_data_that_cannot_be_read_is_refused_in_one_line_everywhere(data, message):
+    model, data = mlp(dtype=torch.float32), data(torch.randn(16, 5), torch.arange(16) % 4)
+    for call in (csada.fit, csada.evaluate, csada.predict_logits):
+        with pytest.raises(csada.InputError, match=message):
+            call(model, data, **{} if call is csada.predict_logits else {"costs": COSTS})
+
+
+def test_what_the_caller_owns_is_left_alone():
+    """Evaluating leaves nothing behind that a gradient would stumble over, and training writes no gradient of theirs."""
+    model = mlp(dtype=torch.float32)
+    x, y = torch.randn(16, 5, requires_grad=True), torch.arange(16) % 4
+    part = csada.Part(x, y, csada.data.Normalization(mean=(0.123,), std=(2.0,)))
+    csada.evaluate(model, part, COSTS)
+    for data in (part, (x, y), [(x[i], y[i]) for i in range(16)]):
+        csada.fit(model, DataLoader(data, batch_size=8) if isinstance(data, list) else data, "csada", COSTS, epochs=1)
+    assert x.grad is None
+    part.batch(torch.arange(16)).x.sum().backward()
+    assert torch.allclose(x.grad, torch.full_like(x, 0.5))
 
 
 def test_cross_entropy_learns_and_on_epoch_joins_the_history():

@@ -40,7 +40,16 @@ from csada.files import whole
 from csada.methods import METHODS, Method
 from csada.methods.cross_entropy import CrossEntropy
 from csada.methods.csada import CSADA, Tasks
-from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, mixes_batch, training_mode
+from csada.models.modes import (
+    borrowed_eval,
+    check_labels,
+    check_logits,
+    device_of,
+    dtype_of,
+    logits_of,
+    mixes_batch,
+    training_mode,
+)
 from csada.parallel import OnEpoch, Ranks
 from csada.step import CapturedStep, capture
 
@@ -161,7 +170,7 @@ def fit(
     with borrowed_randomness(device) as reseed:
         data, net = as_part(data), copy.deepcopy(model)
         generator = reseed(settings.seed, -1, data)
-        first = next(iter(batches(data, settings.batch_size, device).epoch()))
+        first = next(iter(batches(data, settings.batch_size, device, dtype=dtype_of(net)).epoch()))
         classes = probe(net, data, first, costs)
         chosen = make_method(method, costs or CostMatrix.uniform(classes), rest, costs is not None)
         if len(chosen.costs) != classes:
@@ -205,7 +214,8 @@ class Run:
 
 def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[list[Epoch], str | None]:
     """The epochs; run.model is trained. The history, and why it ended early if it did."""
-    settings, source = run.settings, batches(run.data, run.settings.batch_size, ranks.device, shuffle=True)
+    settings, dtype = run.settings, dtype_of(run.model)
+    source = batches(run.data, settings.batch_size, ranks.device, shuffle=True, dtype=dtype)
     with borrowed_randomness(ranks.device) as reseed:
         ranks.start_alike(run.model.to(ranks.device), run.data)
         loop = Loop(run.model, run.method, settings, ranks.device, ranks=ranks)
@@ -385,7 +395,7 @@ def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any]
 def probe(model: nn.Module, data: Data, first: Batch, costs: CostMatrix | None) -> int:
     """Look at the data and the model once before any work; the number of classes."""
     with borrowed_eval(model), torch.no_grad():
-        logits = model(first.x[:2])
+        logits = logits_of(model(first.x[:2]))
     check_logits(logits, None if costs is None else len(costs))
     check_labels(data.y if isinstance(data, Part) else first.y, logits.shape[1])
     return int(logits.shape[1])

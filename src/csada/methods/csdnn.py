@@ -58,7 +58,8 @@ class CSDNN:
             return model, data
         like = first_parameter(model)
         rng = own_generator(generator)
-        source, order = batches(data, BATCH_SIZE, like.device, shuffle=True), own_generator(rng, like.device)
+        source = batches(data, BATCH_SIZE, like.device, shuffle=True, dtype=like.dtype)
+        order = own_generator(rng, like.device)
         with seeded(order.initial_seed()), torch.enable_grad():  # a DataLoader draws from the global state
             width = next(source.epoch()).x[0].numel()
             net = SigmoidNet(nn.Flatten())
@@ -70,7 +71,7 @@ class CSDNN:
                 for _ in range(self.pretrain_epochs):
                     for x, y, costs in source.epoch(order):
                         optimizer.zero_grad()
-                        below = net(x.to(like.dtype)).detach()
+                        below = net(x).detach()
                         rows = cost_rows(self.costs, y, costs, like.dtype)
                         loss = self.layer_loss(below, y, rows, layer, back, estimates)
                         loss.backward()  # type: ignore[no-untyped-call]

@@ -321,7 +321,7 @@ def truncate(folder: Path) -> None:
         (lambda d: edit_json(d, architecture="mlp", arguments={"features": 64}), "missing: linear1.weight.*unexpected"),
         (lambda d: edit_json(d, arguments={"channels": 1, "size": 8, "width": "4"}), "make no cnn"),
         (lambda d: edit_json(d, classes=["a", "b"]), r"fc.weight is \(3, 64\) and should be \(2, 64\)"),
-        (lambda d: edit_json(d, architecture="os:system", arguments={"command": "true"}), "trust=True.*--trust"),
+        (lambda d: edit_json(d, architecture="os:system", arguments={"command": "true"}), "trust=True, or --trust"),
         (lambda d: edit_json(d, classes=["emu", "dog", "cat"]), "model.json is not the one that was saved with"),
         (lambda d: edit_json(d, normalization={"mean": [0.3], "std": [-0.2], "scale": 16.0}), "normalization is"),
         (lambda d: edit_json(d, normalization={"mean": [0.3, 0.2], "std": [0.2]}), "normalization is"),

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import csada
 from csada.errors import Diverged
-from csada.training import Settings, read_checkpoint
+from csada.training import Settings, read_checkpoint, split_options
 
 COSTS = csada.CostMatrix.pareto(4, seed=0)
 
@@ -158,6 +158,13 @@ def test_descends_as_torchs_own_optimiser_would(optimizer):
         steps.step()
     for a, b in zip(mine.parameters(), fitted.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-9)
+
+
+def test_options_are_the_loops_or_the_methods():
+    options = {"epochs": 3, "weight": 2.0, "max_batch": "auto", "tasks": 8, "epsilom": 1}
+    settings = {"epochs": 3, "max_batch": "auto"}
+    assert split_options(options) == (settings, {"weight": 2.0, "tasks": 8, "epsilom": 1})
+    assert Settings(**settings).epochs == 3
 
 
 def test_schedules():

@@ -21,7 +21,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +135,9 @@ class Settings:
         )
 
 
+SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
+
+
 def fit(
     model: nn.Module,
     data: Data,
@@ -145,12 +148,15 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Fitted:
-    """Train a copy of `model` where it lies; yours stays as it is.
+    """Train a copy of `model` on the model's device; the original is unchanged.
 
     data: Splits (its train part), (x, y), a Dataset or a DataLoader. Options are those of `Settings` (epochs, lr,
-    batch_size, seed, optimizer, ...); all others go to the method. checkpoint: a file, written after every epoch, or more
-    seldom where that would take a twentieth of the time; where it exists, the run goes on from it. on_epoch(line, model) is
-    called after every epoch; what it returns joins the history.
+    batch_size, seed, optimizer, ...); all others go to the method. on_epoch(line, model) is called after every epoch; what
+    it returns joins the history.
+
+    checkpoint: a file, written after every epoch, but never more than 5 % of the run time. If it exists, the run resumes
+    from it. It belongs to its start weights, data, method and settings: any other run is refused. A damaged one is reported
+    to the logger "csada", and the run starts anew.
 
     devices=N trains on N processes, on the first N GPUs if the model lies on one, else on the CPU: each works on its share
     of every batch, for the same update. `fit` starts them itself, and the model comes back to the caller; they read the
@@ -161,10 +167,8 @@ def fit(
     max_batch=B works on B samples at a time (and what is attacked of them) and adds the gradients up, for the same update
     in less memory; "auto" tries the whole batch, and halves it as long as the GPU's memory does not suffice.
     """
-    names = {f.name for f in dataclasses.fields(Settings)}
-    settings = Settings(**{k: v for k, v in options.items() if k in names})
-    rest = {k: v for k, v in options.items() if k not in names}
-    device = device_of(model)
+    given, rest = split_options(options)
+    settings, device = Settings(**given), device_of(model)
     place = parallel.place(settings.devices, settings.num_nodes, device)
     ranks = parallel.join(device) if place == "join" else Ranks(device)
     with borrowed_randomness(device) as reseed:
@@ -177,8 +181,7 @@ def fit(
             raise InputError(f"the model scores {classes} classes but the method's costs name {len(chosen.costs)}")
 
         def train(member: nn.Module, part: Data) -> nn.Module:
-            plain = {k: v for k, v in options.items() if k in names} | {"devices": 1, "num_nodes": 1}
-            return fit(member, part, "cross_entropy", chosen.costs, **plain).model
+            return fit(member, part, "cross_entropy", chosen.costs, **given | {"devices": 1, "num_nodes": 1}).model
 
         origin = None if checkpoint is None else Origin.of(settings, chosen, net, data, first)
         net, data = chosen.prepare(net, data, train=train, generator=generator)
@@ -214,8 +217,8 @@ class Run:
 
 def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[list[Epoch], str | None]:
     """The epochs; run.model is trained. The history, and why it ended early if it did."""
-    settings, dtype = run.settings, dtype_of(run.model)
-    source = batches(run.data, settings.batch_size, ranks.device, shuffle=True, dtype=dtype)
+    settings = run.settings
+    source = batches(run.data, settings.batch_size, ranks.device, shuffle=True, dtype=dtype_of(run.model))
     with borrowed_randomness(ranks.device) as reseed:
         ranks.start_alike(run.model.to(ranks.device), run.data)
         loop = Loop(run.model, run.method, settings, ranks.device, ranks=ranks)
@@ -371,6 +374,12 @@ class Loop:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what `Settings` takes, what is left for the method)."""
+    settings = {k: v for k, v in options.items() if k in SETTINGS}
+    return settings, {k: v for k, v in options.items() if k not in SETTINGS}
+
+
 def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any], costs_given: bool) -> Method:
     """A method by name with its options, or one that was made already."""
     if not isinstance(method, str):
@@ -386,8 +395,7 @@ def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any]
     known = [f.name for f in dataclasses.fields(METHODS[method])]
     for name in options:
         if name not in known or name == "costs":
-            settings = [f.name for f in dataclasses.fields(Settings)]
-            raise InputError(f"unknown option {name!r} for {method}{did_you_mean(name, [*known[1:], *settings])}")
+            raise InputError(f"unknown option {name!r} for {method}{did_you_mean(name, [*known[1:], *SETTINGS])}")
     made: Method = METHODS[method](costs, **options)
     return made
 

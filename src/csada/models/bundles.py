@@ -184,7 +184,7 @@ def _build(config: Mapping[str, Any], where: str, trust: bool) -> nn.Module:
         raise InputError(f"{where}: unknown architecture {name!r}{did_you_mean(name, MODELS)}")
     if not trust:
         raise InputError(
-            f"{where} names code to run, {name!r}; if you trust its author, load it with trust=True (--trust)"
+            f"{where} names code to run, {name!r}; if you trust its author, load it with trust=True, or --trust"
         )
     return _load_factory(name, classes, 0, arguments)
 

@@ -149,6 +149,7 @@ def test_stays_in_its_ball_and_its_bounds_and_leaves_wrong_samples_alone(seed, n
     r = attack(model, x, y, (y + 1) % 4, epsilon, eta, 5, norm, step, bounds)
     size = r.delta.abs().amax(1) if norm == "linf" else r.delta.norm(dim=1)
     assert (size <= epsilon * (1 + 1e-12)).all()
+    assert (r.adversarial - x - r.delta).abs().max() < 1e-12  # also what the bounds cut off
     if bounds:
         assert (r.adversarial >= bounds[0]).all() and (r.adversarial <= bounds[1]).all()
     with torch.no_grad():

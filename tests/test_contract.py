@@ -1,6 +1,7 @@
 """Every method of METHODS keeps the same promises; the next one is covered the day it is added."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,6 +94,26 @@ def test_fits_through_the_one_call(name):
     assert [line["epoch"] for line in fitted.history] == [1, 2]
     assert csada.evaluate(fitted.model, (x, y), COSTS).confusion.sum() == len(y)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())  # the caller's model stays as it is
+
+
+class Named(nn.Module):
+    """As models of Transformers are: the logits are one of several outputs."""
+
+    def __init__(self, net, wrap):
+        super().__init__()
+        self.net, self.wrap = net, wrap
+
+    def forward(self, x):
+        return self.wrap(self.net(x))
+
+
+@pytest.mark.parametrize("wrap", [lambda logits: {"logits": logits}, lambda logits: SimpleNamespace(logits=logits)])
+def test_logits_may_have_a_name(name, wrap):
+    model, x, y = problem()
+    run = lambda net: csada.fit(net, (x, y), name, COSTS, epochs=1, lr=0.01, batch_size=8).model  # noqa: E731
+    plain, named = run(model), run(Named(model, wrap))
+    assert torch.equal(*(csada.predict_logits(net, (x, y)).logits for net in (plain, named)))
+    assert csada.evaluate(named, (x, y), COSTS).confusion.sum() == len(y)
 
 
 @pytest.mark.parametrize("name", ["csada", "adjusted_penalty"])

@@ -189,7 +189,7 @@ def test_pretraining_lowers_what_a_layer_learns_from(digits):
     errors = []
     for epochs in (0, 8):
         model, _ = CSDNN(costs, hidden=(48,), beta=0.0, pretrain_epochs=epochs).prepare(mlp(64, 10), digits)
-        weight, bias = (p.detach() for p in model.net[1].parameters())
+        weight, bias = (p.detach() for p in model[1].parameters())
         rest = x - (x @ weight.T + bias).sigmoid() @ weight
         errors.append(float((rest - rest.mean(0)).square().sum(1).mean()))  # the best offset taken off
     assert errors[1] < 0.5 * errors[0]
@@ -208,7 +208,7 @@ def test_csdnn_is_the_same_for_the_same_seed_and_takes_any_data(digits):
         first, second = states(data)
         assert all(torch.equal(first[name], second[name]) for name in first)
     first, other = states(part, (0, 1))
-    assert not torch.equal(first["estimates.weight"], other["estimates.weight"])
+    assert not torch.equal(first["fc.weight"], other["fc.weight"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import csada
 from csada import models
 from csada.errors import InputError
 from csada.models.folded import folded_forward
@@ -155,6 +157,7 @@ def test_the_seed_alone_decides_the_weights_and_global_random_state_stays(name: 
         (lambda: models.resnet(9, 10, stem="large"), "known stems: small, imagenet"),
         (lambda: models.resnet(9, 0), "got 0"),
         (lambda: models.mlp(2, 3, hidden=(0,)), "positive widths"),
+        (lambda: models.mlp(2, 3, activation="tanh"), "unknown activation 'tanh'; known: relu, sigmoid"),
         (lambda: models.cnn(1, 3, 10), "at least 4 pixels"),
         (lambda: models.cnn(1, 8, 10, dropout=1.0), "below 1"),
         (lambda: models.arguments_for("cnn", (1, 8, 9)), "square"),
@@ -222,6 +225,32 @@ def test_a_saved_model_comes_back_with_its_weights_its_logits_and_its_config(tmp
     assert models.read_config(saved) == CONFIG | {"input": None, "decision": None}
     models.save(loaded, tmp_path / "again", config=models.read_config(saved))  # a config that was read can be written
     assert same_weights(model, models.load(tmp_path / "again"))
+
+
+def test_what_csdnn_trains_can_be_saved(tmp_path: Path) -> None:
+    """It is a multilayer perceptron with sigmoids, whatever the model that was handed in."""
+    x, y = torch.randn(20, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+    costs = csada.CostMatrix.pareto(3, seed=0)
+    start = models.create("cnn", 3, channels=1, size=4)
+    fitted = csada.fit(start, (x, y), "csdnn", costs, epochs=1, hidden=(6, 5), pretrain_epochs=1).model
+    arguments = {"features": 16, "hidden": [6, 5], "activation": "sigmoid"}
+    config = {"architecture": "mlp", "arguments": arguments, "classes": ["a", "b", "c"]}
+    loaded = models.load(models.save(fitted, tmp_path, config=config))
+    assert torch.equal(loaded(x), fitted(x))
+
+
+def test_a_folder_without_a_note_of_its_config_still_loads(tmp_path: Path) -> None:
+    """As older ones have it: their weights alone are vouched for. Metadata are notes that anybody may change."""
+    folder = models.save(small_cnn(), tmp_path, config=CONFIG)
+    edit_json(folder, metadata={"seen by": "a pharmacist"})
+    assert same_weights(models.load(folder), small_cnn())
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
+    edit_json(
+        folder,
+        classes=["emu", "dog", "cat"],
+        sha256=hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+    )
+    assert same_weights(models.load(folder), small_cnn())
 
 
 def test_a_resnet_keeps_its_batch_norm_statistics(tmp_path: Path) -> None:
@@ -292,7 +321,22 @@ def truncate(folder: Path) -> None:
         (lambda d: edit_json(d, architecture="mlp", arguments={"features": 64}), "missing: linear1.weight.*unexpected"),
         (lambda d: edit_json(d, arguments={"channels": 1, "size": 8, "width": "4"}), "make no cnn"),
         (lambda d: edit_json(d, classes=["a", "b"]), r"fc.weight is \(3, 64\) and should be \(2, 64\)"),
-        (lambda d: edit_json(d, architecture="os:system", arguments={"command": "true"}), "trust=True"),
+        (lambda d: edit_json(d, architecture="os:system", arguments={"command": "true"}), "trust=True, or --trust"),
+        (lambda d: edit_json(d, classes=["emu", "dog", "cat"]), "model.json is not the one that was saved with"),
+        (lambda d: edit_json(d, normalization={"mean": [0.3], "std": [-0.2], "scale": 16.0}), "normalization is"),
+        (lambda d: edit_json(d, normalization={"mean": [0.3, 0.2], "std": [0.2]}), "normalization is"),
+        (lambda d: edit_json(d, normalization={"mean": ["a"], "std": [0.2], "scale": 1}), "normalization is"),
+        (lambda d: edit_json(d, normalization=[0.3, 0.2]), r"normalization is \[0.3, 0.2\]; give mean, std"),
+        (lambda d: edit_json(d, classes=[["cat"], ["dog"], ["emu"]]), "classes is"),
+        (lambda d: edit_json(d, classes=[1, 2, 3]), r"classes is \[1, 2, 3\]; list a name"),
+        (lambda d: edit_json(d, input=3), "input is 3; give the shape"),
+        (lambda d: edit_json(d, input={"shape": "8", "dtype": "uint8"}), "input is"),
+        (lambda d: edit_json(d, input={"shape": [1, 0, 8], "dtype": "uint8"}), "input is"),
+        (lambda d: edit_json(d, decision="argmax"), "decision is 'argmax'; give a table"),
+        (lambda d: edit_json(d, metadata=[]), r"metadata is \[\]; give a table"),
+        (lambda d: edit_json(d, architecture=[]), r"architecture is \[\]"),
+        # more memory than there is: it must be compared before it is built
+        (lambda d: edit_json(d, architecture="mlp", arguments={"features": 64, "hidden": [10**7] * 2}), "does not fit"),
     ],
 )
 def test_a_damaged_or_foreign_folder_says_what_is_wrong(tmp_path: Path, tamper, message: str) -> None:

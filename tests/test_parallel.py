@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import csada
 from csada.errors import RunError
 from csada.methods.csada import ESTIMATORS, Tasks
+from csada.training.loop import read_checkpoint
 from csada.training.parallel import place
 
 COSTS = csada.CostMatrix([[0, 4.0, 1.0, 0], [2.0, 0, 0, 1.0], [0, 3.0, 0, 5.0], [0, 0, 0, 0]])
@@ -182,7 +183,7 @@ def test_a_dead_rank_ends_the_run_and_a_restart_resumes_it(tmp_path):
     assert (
         time.monotonic() - began < 240
     )  # of which nearly all is starting up; ranks wait for each other for 30 minutes
-    kept = len(torch.load(checkpoint, weights_only=True)["history"])
+    kept = len(read_checkpoint(checkpoint).history)
     assert 0 < kept < 6
     doom.unlink()
     resumed = csada.fit(mortal, data, "csada", COSTS, devices=2, checkpoint=checkpoint, on_epoch=on_epoch, **kw)

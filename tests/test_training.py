@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from strategies import conv, mlp
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import csada
 from csada.errors import Diverged
-from csada.training import Settings
+from csada.training import Settings, read_checkpoint, split_options
 
 COSTS = csada.CostMatrix.pareto(4, seed=0)
 
@@ -65,6 +66,61 @@ def test_takes_every_kind_of_data_and_is_reproducible_from_its_seed(kind):
     assert (np.random.get_state()[1] == states[2]).all() and torch.equal(own.get_state(), states[3])  # noqa: NPY002
 
 
+def loader(x, y):
+    return DataLoader(TensorDataset(x, y), batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (lambda x, y: (x.double().numpy(), y.numpy()), lambda x, y: (x, y)),
+        (lambda x, y: (x, y.int().numpy()), lambda x, y: (x, y)),
+        (lambda x, y: csada.Part(x.double(), y.int()), lambda x, y: (x, y)),
+        (lambda x, y: (pd.DataFrame(x.numpy()), pd.Series(y.numpy())), lambda x, y: (x, y)),
+        (lambda x, y: loader(x.double(), y.int()), loader),
+    ],
+    ids=["float64 arrays", "int32 labels", "a part", "pandas", "a loader"],
+)
+def test_data_of_other_types_is_brought_to_the_model(given, same):
+    model = mlp(dtype=torch.float32)
+    x, y = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
+    for method in ("csada", "metacost") if isinstance(same(x, y), tuple) else ("csada", "auxcst", "csdnn"):
+        run = lambda data, m=method: csada.fit(model, data, m, COSTS, epochs=1, lr=0.1, batch_size=8)  # noqa: E731
+        assert torch.equal(weights(run(given(x, y))), weights(run(same(x, y))))
+    got, expected = (csada.predict_logits(model, data(x, y)) for data in (given, same))
+    assert torch.equal(got.logits, expected.logits) and torch.equal(got.labels, y)
+    assert csada.evaluate(model, given(x, y), COSTS).total_cost == csada.evaluate(model, (x, y), COSTS).total_cost
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda x, y: DataLoader(TensorDataset(x, y, y), batch_size=8), r"a list of 3; give one of \(x, y\)"),
+        (lambda x, y: DataLoader([{"x": x[0], "y": 1}]), r"a dict; give one of \(x, y\)"),
+        (lambda x, y: (pd.DataFrame({"a": ["b"] * len(y)}), y), "samples are object; give numbers"),
+        (lambda x, y: (x, pd.Series(["b"] * len(y))), "labels are (str|object); give numbers"),
+    ],
+)
+def test_data_that_cannot_be_read_is_refused_in_one_line_everywhere(data, message):
+    model, data = mlp(dtype=torch.float32), data(torch.randn(16, 5), torch.arange(16) % 4)
+    for call in (csada.fit, csada.evaluate, csada.predict_logits):
+        with pytest.raises(csada.InputError, match=message):
+            call(model, data, **{} if call is csada.predict_logits else {"costs": COSTS})
+
+
+def test_what_the_caller_owns_is_left_alone():
+    """Evaluating leaves nothing behind that a gradient would stumble over, and training writes no gradient of theirs."""
+    model = mlp(dtype=torch.float32)
+    x, y = torch.randn(16, 5, requires_grad=True), torch.arange(16) % 4
+    part = csada.Part(x, y, csada.data.Normalization(mean=(0.123,), std=(2.0,)))
+    csada.evaluate(model, part, COSTS)
+    for data in (part, (x, y), [(x[i], y[i]) for i in range(16)]):
+        csada.fit(model, DataLoader(data, batch_size=8) if isinstance(data, list) else data, "csada", COSTS, epochs=1)
+    assert x.grad is None
+    part.batch(torch.arange(16)).x.sum().backward()
+    assert torch.allclose(x.grad, torch.full_like(x, 0.5))
+
+
 def test_cross_entropy_learns_and_on_epoch_joins_the_history():
     model, x, y = problem()
     seen = []
@@ -102,6 +158,13 @@ def test_descends_as_torchs_own_optimiser_would(optimizer):
         steps.step()
     for a, b in zip(mine.parameters(), fitted.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-9)
+
+
+def test_options_are_the_loops_or_the_methods():
+    options = {"epochs": 3, "weight": 2.0, "max_batch": "auto", "tasks": 8, "epsilom": 1}
+    settings = {"epochs": 3, "max_batch": "auto"}
+    assert split_options(options) == (settings, {"weight": 2.0, "tasks": 8, "epsilom": 1})
+    assert Settings(**settings).epochs == 3
 
 
 def test_schedules():
@@ -174,8 +237,81 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(tmp_path):
     interrupted(tmp_path / "run.pt", model, (x, y), 2, **kw)
     resumed = csada.fit(model, (x, y), "csada", COSTS, checkpoint=tmp_path / "run.pt", **kw)
     assert torch.equal(weights(whole), weights(resumed)) and losses(whole) == losses(resumed)
-    with pytest.raises(csada.InputError, match="checkpoint of another run"):
-        csada.fit(model, (x, y), "csada", COSTS, checkpoint=tmp_path / "run.pt", **kw | {"lr": 0.02})
+
+
+def frozen(model):
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("other", "change"),
+    [
+        ("settings", lambda m, x, y: {"lr": 0.02}),
+        ("method", lambda m, x, y: {"weight": 3.0}),
+        ("method", lambda m, x, y: {"costs": csada.CostMatrix.pareto(4, seed=1)}),
+        ("start weights", lambda m, x, y: {"model": conv(seed=1, dtype=torch.float32)}),
+        ("start weights", lambda m, x, y: {"model": frozen(copy.deepcopy(m))}),
+        ("data", lambda m, x, y: {"data": (x + 1e-3, y)}),
+        ("data", lambda m, x, y: {"data": (x, y.flip(0))}),
+        ("data", lambda m, x, y: {"data": csada.Part(x, y, csada.data.Normalization(std=(2.0,)))}),
+        ("data", lambda m, x, y: {"data": DataLoader(TensorDataset(x, y), batch_size=16)}),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_and_says_what_differs(tmp_path, other, change):
+    model, x, y = problem(32)
+    run = {"model": model, "data": (x, y), "method": "csada", "costs": COSTS, "epochs": 1, "batch_size": 16}
+    csada.fit(**run, checkpoint=tmp_path / "run.pt")
+    with pytest.raises(csada.InputError, match=f"run.pt is a checkpoint of another run, with other {other}; remove it"):
+        csada.fit(**run | change(model, x, y), checkpoint=tmp_path / "run.pt")
+
+
+def test_a_loader_of_other_samples_is_another_run(tmp_path):
+    model, x, y = problem(32)
+    run = lambda x: csada.fit(  # noqa: E731
+        model, DataLoader(Noisy(x, y), batch_size=16, shuffle=True), "csada", COSTS, epochs=1, checkpoint=tmp_path / "c"
+    )
+    once = run(x)
+    assert torch.equal(weights(once), weights(run(x)))
+    with pytest.raises(csada.InputError, match="with other data"):
+        run(x + 1)
+
+
+def test_what_on_epoch_returns_comes_back_as_plain_numbers(tmp_path):
+    model, x, y = problem(16)
+    run = {"epochs": 1, "checkpoint": tmp_path / "run.pt"}
+    more = {"a": np.float32(0.5), "b": np.arange(2), "c": torch.tensor(3.0), "d": {"e": [np.int64(1), None, "f"]}}
+    csada.fit(model, (x, y), "csada", COSTS, on_epoch=lambda *_: more, **run)
+    (line,) = csada.fit(model, (x, y), "csada", COSTS, **run).history
+    kept = {name: line[name] for name in more}
+    assert kept == {"a": 0.5, "b": [0, 1], "c": 3.0, "d": {"e": [1, None, "f"]}} and type(kept["a"]) is float
+    with pytest.raises(csada.InputError, match=r"on_epoch returned what a checkpoint cannot hold.*CostMatrix"):
+        csada.fit(model, (x, y), "csada", COSTS, on_epoch=lambda *_: {"x": COSTS}, epochs=1, checkpoint=tmp_path / "2")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_a_damaged_checkpoint_starts_anew_and_says_so(tmp_path, damage, caplog):
+    model, x, y = problem(16)
+    run = lambda: csada.fit(model, (x, y), "csada", COSTS, epochs=2, lr=0.01, checkpoint=tmp_path / "run.pt")  # noqa: E731
+    whole = run()
+    content = (tmp_path / "run.pt").read_bytes()
+    where = len(content) // 2
+    flipped = content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :]
+    (tmp_path / "run.pt").write_bytes({"truncated": content[:-100], "flipped": flipped, "empty": b""}[damage])
+    assert not caplog.records
+    assert torch.equal(weights(whole), weights(run())) and "run.pt is damaged: the run starts anew" in caplog.text
+    caplog.clear()
+    run()
+    assert not caplog.records  # it was written anew
+
+
+def test_a_file_that_is_no_checkpoint_is_not_overwritten(tmp_path):
+    model, x, y = problem(16)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    content = (tmp_path / "weights.pt").read_bytes()
+    with pytest.raises(csada.InputError, match=r"weights.pt is not a checkpoint of csada; give another file"):
+        csada.fit(model, (x, y), "csada", COSTS, epochs=1, checkpoint=tmp_path / "weights.pt")
+    assert (tmp_path / "weights.pt").read_bytes() == content
 
 
 def test_a_run_may_go_on_with_less_memory(tmp_path):
@@ -212,7 +348,7 @@ def test_killed_at_any_moment_it_continues(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "a.out").exists()
-    assert 0 < len(torch.load(tmp_path / "a.pt", weights_only=True)["history"]) < 25
+    assert 0 < len(read_checkpoint(tmp_path / "a.pt").history) < 25
     subprocess.run(run(tmp_path / "a.pt", tmp_path / "a.out"), check=True)
     subprocess.run(run(tmp_path / "b.pt", tmp_path / "b.out"), check=True)
     assert torch.equal(torch.load(tmp_path / "a.out"), torch.load(tmp_path / "b.out"))

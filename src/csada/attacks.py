@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csada.errors import InputError
-from csada.models.modes import borrowed_eval, check_logits
+from csada.models.modes import borrowed_eval, check_logits, logits_of
 
 Bounds = tuple[float | Tensor, float | Tensor]
 Forward = Callable[[Tensor], Tensor]
@@ -87,7 +87,7 @@ def attack(
 
     def checked(points: Tensor) -> Tensor:
         nonlocal first
-        logits: Tensor = model(points) if forward is None else forward(points)
+        logits = logits_of(model(points) if forward is None else forward(points))
         if first:  # a check waits for the device; one is enough to find a broken model
             check_logits(logits)
             if highest >= logits.shape[1]:
@@ -182,7 +182,7 @@ def boundary_distance(
     with borrowed_eval(model), torch.enable_grad():
         for k in range(steps + 1):
             point = (x + (1 + overshoot) * moved).requires_grad_()
-            logits = model(point)
+            logits = logits_of(model(point))
             check_logits(logits)
             if k == 0:
                 own = predicted = logits.argmax(1)

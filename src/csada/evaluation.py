@@ -15,7 +15,7 @@ from csada.data.batches import Data, as_part, batches
 from csada.decisions import RULES, CostsByTruth, Rule, as_array
 from csada.errors import InputError
 from csada.metrics import Evaluation, check_table
-from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of
+from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, dtype_of, logits_of
 
 
 class Scores(NamedTuple):
@@ -30,8 +30,8 @@ def predict_logits(model: nn.Module, data: Data, *, batch_size: int = 1024, part
     device = device_of(model)
     logits, labels = [], []
     with borrowed_eval(model), torch.inference_mode():
-        for x, y, _ in batches(data, batch_size, device, part=part).epoch():
-            logits.append(model(x).float())
+        for x, y, _ in batches(data, batch_size, device, part=part, dtype=dtype_of(model)).epoch():
+            logits.append(logits_of(model(x)).float())
             labels.append(y)
         return Scores(torch.cat(logits).cpu(), torch.cat(labels).cpu())
 

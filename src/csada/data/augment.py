@@ -37,8 +37,9 @@ class Normalization:
 def _affine(n: Normalization, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, Tensor]:
     """(factor, offset), made once a device: a host-to-device copy a batch would cost more than the arithmetic."""
     shape = (-1,) + (1,) * max(ndim - 2, 0)
-    mean, std = (torch.tensor(v, dtype=torch.float64).reshape(shape) for v in (n.mean, n.std))
-    return (1 / (n.scale * std)).to(device, dtype), (-mean / std).to(device, dtype)
+    with torch.inference_mode(False):  # kept tensors must also serve where gradients are taken
+        mean, std = (torch.tensor(v, dtype=torch.float64).reshape(shape) for v in (n.mean, n.std))
+        return (1 / (n.scale * std)).to(device, dtype), (-mean / std).to(device, dtype)
 
 
 @dataclass(frozen=True)

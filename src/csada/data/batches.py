@@ -26,9 +26,13 @@ class PartBatches:
     part: Part
     batch_size: int
     device: torch.device
+    dtype: torch.dtype | None = None
 
     def __len__(self) -> int:
         return -(-len(self.part) // self.batch_size)
+
+    def take(self, index: Tensor, generator: torch.Generator | None) -> Batch:
+        return brought(self.part.batch(index, self.device, generator), self.device, self.dtype)
 
     def epoch(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
         n = len(self.part)
@@ -37,7 +41,7 @@ class PartBatches:
         else:
             order = torch.randperm(n, device=self.device, generator=generator)
         for index in torch.split(order, self.batch_size):
-            yield self.part.batch(index, self.device, generator)
+            yield self.take(index, generator)
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,25 @@ class LoaderBatches:
 
     loader: DataLoader[Any]
     device: torch.device
+    dtype: torch.dtype | None = None
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def epoch(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
-        for x, y in self.loader:
-            yield Batch(x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True))
+        for given in self.loader:
+            kind, listed = type(given).__name__, isinstance(given, tuple | list)
+            if not (listed and len(given) == 2 and all(isinstance(value, Tensor) for value in given)):
+                what = f"a {kind} of {len(given)}" if listed else f"a {kind}"
+                raise InputError(f"the data loader gives {what}; give one of (x, y), tensors of samples and of labels")
+            yield brought(Batch(*given), self.device, self.dtype)
+
+
+def brought(batch: Batch, device: torch.device, dtype: torch.dtype | None) -> Batch:
+    """As a model takes it: on its device, in its precision, labels int64; no gradient flows to the caller's tensors."""
+    x, y, costs = batch
+    x = x.detach().to(device, dtype if x.is_floating_point() else None, non_blocking=True)
+    return Batch(x, y.to(device, None if y.is_floating_point() else torch.long, non_blocking=True), costs)
 
 
 Batches = PartBatches | LoaderBatches
@@ -80,8 +96,8 @@ def shares(
     order = torch.randperm(len(source.part), device=source.device, generator=generator)
     for index in torch.split(order, source.batch_size):
         first, last = len(index) * rank // world, len(index) * (rank + 1) // world
-        batch = source.part.batch(index[first:last], source.device, own if last > first else None)
-        labels = source.part.y[index.to(source.part.y.device)].to(source.device, non_blocking=True)
+        batch = source.take(index[first:last], own if last > first else None)
+        labels = source.part.y[index.to(source.part.y.device)].to(source.device, torch.long, non_blocking=True)
         yield Share(batch, labels, first)
 
 
@@ -89,18 +105,34 @@ def as_part(data: Data, part: str = "train") -> Data:
     """Splits and (x, y) as a Part; anything else as it is."""
     if isinstance(data, Splits):
         return getattr(data, part)
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(v, Tensor | np.ndarray) for v in data):
-        x, y = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+    if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(v, "__array__") for v in data):
+        x, y = as_tensor(data[0], "samples"), as_tensor(data[1], "labels")
         if not x.is_floating_point():
             raise InputError(f"samples are {x.dtype}; give floating point, normalised as in the model's training")
         return Part(x, y if y.is_floating_point() else y.long())
     return data
 
 
+def as_tensor(values: Any, what: str) -> Tensor:
+    """A tensor, an array, or a table or column of pandas, which may be read-only."""
+    values = values if isinstance(values, Tensor | np.ndarray) else np.require(values, requirements="W")
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
+        raise InputError(f"{what} are {values.dtype}; give numbers")
+    return torch.as_tensor(values)
+
+
 def batches(
-    data: Data, batch_size: int, device: torch.device | str = "cpu", *, part: str = "train", shuffle: bool = False
+    data: Data,
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    *,
+    part: str = "train",
+    shuffle: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Batches:
     """One way to draw batches from any kind of data; `part` names the part used when data is a Splits.
+
+    dtype: the model's, to which floating-point samples are converted.
 
     `shuffle` matters for a Dataset alone, which goes through a DataLoader: that draws the order, not our generator.
     """
@@ -114,9 +146,9 @@ def batches(
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         resident = data.x.device == device or data.x.nbytes <= RESIDENT_BYTES
-        return PartBatches(data.to(device) if resident else data, batch_size, device)
+        return PartBatches(data.to(device) if resident else data, batch_size, device, dtype)
     if isinstance(data, DataLoader):
         if len(data) == 0:
             raise InputError("the data loader is empty; give at least one batch")
-        return LoaderBatches(data, device)
+        return LoaderBatches(data, device, dtype)
     raise InputError(f"cannot read data of type {type(data).__name__}; give Splits, (x, y), a Dataset or a DataLoader")

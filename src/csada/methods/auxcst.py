@@ -62,7 +62,7 @@ class AuxCST:
         blocks = tuple(self.blocks) or find_blocks(regressor.net)
         like, rng = first_parameter(model), own_generator(generator)
         with seeded(0):  # a DataLoader draws from the global state, even in order
-            x = next(batches(data, 2).epoch()).x.to(like.device)
+            x = next(batches(data, 2, like.device, dtype=like.dtype).epoch()).x
         with torch.no_grad(), borrowed_eval(regressor), watched(regressor.net, blocks) as seen:
             regressor(x)
         heads = [linear(seen[name].shape[1], len(self.costs), rng, like) for name in blocks]

@@ -18,6 +18,7 @@ from csada.costs import CostMatrix
 from csada.data.batches import as_part
 from csada.data.splits import Part, Splits
 from csada.errors import InputError
+from csada.models.modes import logits_of
 
 Trainer = Callable[
     [nn.Module, Any], nn.Module
@@ -64,7 +65,7 @@ def cost_table(matrix: CostMatrix, device: torch.device, dtype: torch.dtype) -> 
 
 def scores(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits in single precision or better: losses take logarithms of what comes of them."""
-    return at_least_single(model(x))
+    return at_least_single(logits_of(model(x)))
 
 
 def at_least_single(values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csada.costs import CostMatrix
+from csada.methods.base import scores
 
 
 @dataclass(frozen=True)
@@ -29,4 +30,4 @@ class CrossEntropy:
         costs: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        return F.cross_entropy(model(x), y)
+        return F.cross_entropy(scores(model, x), y)

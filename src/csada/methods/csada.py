@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from csada.attacks import Bounds, Forward, ascend, check_settings, pays_to_shrink
 from csada.costs import CostMatrix
 from csada.errors import InputError
+from csada.methods.base import scores
 from csada.models.folded import foldable, folded_forward
 from csada.models.modes import borrowed_eval, changed, mixes_batch
 from csada.models.residual import ResNet
@@ -150,7 +151,7 @@ class CSADA:
         of all shares add up to the whole.
         """
         if tasks is None or (len(tasks.sample) == 0 and tasks.again is None):
-            return F.cross_entropy(model(x), y) * share
+            return F.cross_entropy(scores(model, x), y) * share
         mixed = mixes_batch(model)
         if x.is_cuda and not mixed and not tasks.static:
             tasks = tasks.padded(BUCKET)
@@ -158,9 +159,12 @@ class CSADA:
         attacked = self.attacked(model, x[index], y[index], target, static)
         if mixed:
             # batch norm in training mode must not mix the statistics of the two kinds
-            clean, adversarial = model(x), model(attacked) if len(index) else x.new_zeros(0, len(self.costs))
+            clean, adversarial = (
+                scores(model, x),
+                scores(model, attacked) if len(index) else x.new_zeros(0, len(self.costs)),
+            )
         else:
-            clean, adversarial = model(torch.cat([x, attacked])).tensor_split([len(x)])
+            clean, adversarial = scores(model, torch.cat([x, attacked])).tensor_split([len(x)])
         natural = F.cross_entropy(clean, y, reduction="none")
         penalty = coefficient.to(natural.dtype) @ F.cross_entropy(adversarial, y[index], reduction="none")
         if again is not None:
@@ -194,7 +198,7 @@ def attack_view(model: nn.Module, x: Tensor) -> Forward:
     if isinstance(model, ResNet) and own and foldable(model) and kind == "cuda" and torch.is_autocast_enabled(kind):
         with torch.no_grad():  # folded once, for gradients to the samples alone
             return folded_forward(model, torch.get_autocast_dtype(kind))
-    return model
+    return lambda points: scores(model, points)
 
 
 class PairWeights(NamedTuple):

@@ -8,11 +8,13 @@ Each layer h = sigmoid(W x + b) first learns alone, those below fixed, to give b
 points: squared reconstruction error, because normalised inputs leave [0, 1]; no corruption of the inputs; the final
 cost estimates start as the last layer's V.
 
-The network is fully connected and its own: of the model that is handed in, only the device is used.
+The network is fully connected and its own: of the model that is handed in, only the device is used. It returns the
+estimates negated, so that the largest score is the smallest cost, and it is saved as an `mlp` with activation "sigmoid".
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ from csada.costs import CostMatrix
 from csada.data.batches import batches
 from csada.errors import InputError
 from csada.methods.base import Trainer, cost_rows, first_parameter, linear, own_generator, scores
-from csada.methods.sosr import CostRegressor, sosr_loss
+from csada.methods.sosr import sosr_loss
 from csada.models.initial import seeded
 
 BATCH_SIZE = 128
@@ -32,7 +34,7 @@ SIGMOID_GAIN = 4.0  # a sigmoid's slope is at most 1/4
 
 
 class SigmoidNet(nn.Sequential):
-    """Flatten, then pairs of a linear layer and a sigmoid."""
+    """Flatten, then pairs of a linear layer and a sigmoid, then the negated estimates; named as in `models.mlp`."""
 
     static = True
 
@@ -57,15 +59,16 @@ class CSDNN:
     def prepare(
         self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
     ) -> tuple[nn.Module, Any]:
-        if isinstance(model, CostRegressor) and isinstance(model.net, SigmoidNet):
+        if isinstance(model, SigmoidNet):
             return model, data
         like = first_parameter(model)
         rng = own_generator(generator)
-        source, order = batches(data, BATCH_SIZE, like.device, shuffle=True), own_generator(rng, like.device)
+        source = batches(data, BATCH_SIZE, like.device, shuffle=True, dtype=like.dtype)
+        order = own_generator(rng, like.device)
         with seeded(order.initial_seed()), torch.enable_grad():  # a DataLoader draws from the global state
             width = next(source.epoch()).x[0].numel()
-            net = SigmoidNet(nn.Flatten())
-            for hidden in self.hidden:
+            net = SigmoidNet(OrderedDict(flatten=nn.Flatten()))
+            for i, hidden in enumerate(self.hidden, start=1):
                 layer = linear(width, hidden, rng, like, SIGMOID_GAIN)
                 estimates = linear(hidden, len(self.costs), rng, like)
                 back = torch.zeros(width, device=like.device, dtype=like.dtype, requires_grad=True)
@@ -73,14 +76,19 @@ class CSDNN:
                 for _ in range(self.pretrain_epochs):
                     for x, y, costs in source.epoch(order):
                         optimizer.zero_grad()
-                        below = net(x.to(like.dtype)).detach()
+                        below = net(x).detach()
                         rows = cost_rows(self.costs, y, costs, like.dtype)
                         loss = self.layer_loss(below, y, rows, layer, back, estimates)
                         loss.backward()  # type: ignore[no-untyped-call]
                         optimizer.step()
-                net.extend([layer, nn.Sigmoid()])
+                net.add_module(f"linear{i}", layer)
+                net.add_module(f"sigmoid{i}", nn.Sigmoid())
                 width = hidden
-        return CostRegressor(net, estimates), data
+        with torch.no_grad():
+            for values in estimates.parameters():
+                values.neg_()
+        net.add_module("fc", estimates)
+        return net, data
 
     def layer_loss(
         self, x: Tensor, y: Tensor, rows: Tensor, layer: nn.Linear, back: Tensor, estimates: nn.Linear

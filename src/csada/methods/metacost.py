@@ -88,8 +88,9 @@ class MetaCost:
 def predict(model: nn.Module, part: Part) -> Tensor:
     """[N, K]: the softmax of every sample, in order and not augmented, on the CPU."""
     model.eval()
-    device = first_parameter(model).device
-    parts = [scores(model, batch.x).double().softmax(1).cpu() for batch in batches(part, 512, device).epoch()]
+    like = first_parameter(model)
+    source = batches(part, 512, like.device, dtype=like.dtype)
+    parts = [scores(model, batch.x).double().softmax(1).cpu() for batch in source.epoch()]
     return torch.cat(parts)
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from csada.costs import CostMatrix
 from csada.methods.base import blank_linear, cost_rows, first_parameter, scores
+from csada.models.modes import logits_of
 
 
 class CostRegressor(nn.Module):
@@ -30,7 +31,7 @@ class CostRegressor(nn.Module):
         self.net, self.estimates = net, estimates
 
     def forward(self, x: Tensor) -> Tensor:
-        r: Tensor = self.estimates(self.net(x))
+        r: Tensor = self.estimates(logits_of(self.net(x)))
         return -r
 
 

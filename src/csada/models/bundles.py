@@ -1,8 +1,8 @@
 """A trained model as a folder: model.safetensors (the weights) and model.json (what else it takes to use it).
 
 model.json holds the architecture, its arguments, the class names in the order of the logits, what an input looks like and
-how it is normalised, how scores become decisions, free metadata, and the hash of the weights, so that a damaged or
-half-copied folder is noticed.
+how it is normalised, how scores become decisions, free metadata, and the hash of the weights. The weights carry the
+hash of all that but the metadata. So a damaged, edited or half-copied folder is noticed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -24,12 +27,12 @@ from csada.costs import did_you_mean
 from csada.errors import InputError
 from csada.files import whole
 from csada.models.initial import seeded
-from csada.models.weights import WEIGHTS, fill, misfits, read
-from csada.models.zoo import MODELS, Factory, call, create
+from csada.models.weights import WEIGHTS, check_fit, fill, misfits, read
+from csada.models.zoo import MODELS, OWN, Factory, call, create
 
 CONFIG = "model.json"
 FORMAT = 1
-KEYS = ("architecture", "arguments", "classes", "normalization", "input", "decision", "metadata")
+EMPTY: dict[str, Any] = {"arguments": {}, "normalization": None, "input": None, "decision": None, "metadata": {}}
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, config: Mapping[str, Any]) -> Path:
@@ -41,7 +44,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, config: Mapping[str,
     """
     path = Path(path)
     _check(config, "config")
-    if differences := misfits(_build(config, "config", trust=True), model.state_dict()):  # it could not be loaded again
+    with torch.device("meta") if config["architecture"] in OWN else nullcontext():
+        sketch = _build(config, "config", trust=True)
+    if differences := misfits(sketch, model.state_dict()):  # it could not be loaded again
         raise InputError(f"config describes another model than the one to save: {differences}")
     try:
         plain = json.loads(json.dumps(dict(config), allow_nan=False))
@@ -51,14 +56,14 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, config: Mapping[str,
         raise InputError(f"{path} is a file; a model is saved as a folder")
     state = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
     with whole(path / CONFIG) as text, whole(path / WEIGHTS) as weights:  # the last gets its name first
-        save_file(state, weights)
+        save_file(state, weights, {"config": _digest(plain)})
         record = {"format": FORMAT, **plain, "sha256": _sha256(weights)}
         text.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return path
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What was saved beside the weights: the keys of KEYS, those that were not given as None or empty."""
+    """What was saved beside the weights: the keys of CHECKS, those that were not given as None or empty."""
     return _read(Path(path))[0]
 
 
@@ -92,8 +97,17 @@ def _load_bundle(path: Path, classes: int | None, trust: bool) -> nn.Module:
     state = read(path)
     if digest != _sha256(path / WEIGHTS):
         raise InputError(f"{path / WEIGHTS} is damaged: it is not the file that {CONFIG} describes; copy both again")
+    if config["architecture"] in OWN:
+        with torch.device("meta"):  # shapes first: what does not fit must not fill the memory
+            check_fit(_build(config, str(path / CONFIG), trust), state, path)
     model = _build(config, str(path / CONFIG), trust)
     fill(model, state, path)
+    with safe_open(path / WEIGHTS, "pt") as file:
+        known = (file.metadata() or {}).get("config")
+    if known not in (None, _digest(config)):
+        raise InputError(
+            f"{path / CONFIG} is not the one that was saved with {WEIGHTS}: copy both again, or save the model anew"
+        )
     return model.eval()
 
 
@@ -110,21 +124,53 @@ def _read(path: Path) -> tuple[dict[str, Any], Any]:
         raise InputError(f"{file} is not of format {FORMAT}, the one this version of csada reads")
     digest = config.pop("sha256", None)
     _check(config, str(file))
-    nothing: dict[str, Any] = {"arguments": {}, "normalization": None, "input": None, "decision": None, "metadata": {}}
-    return {**nothing, **config}, digest
+    return {**EMPTY, **config}, digest
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
     for key in config:
-        if key not in KEYS:
-            raise InputError(f"{where}: unknown key {key!r}; known keys: {', '.join(KEYS)}")
-    architecture, classes, arguments = config.get("architecture"), config.get("classes"), config.get("arguments", {})
-    if not isinstance(architecture, str):
-        raise InputError(f"{where}: architecture is {architecture!r}; name a model or package.module:factory")
-    if not isinstance(classes, list | tuple) or not classes or len(set(map(str, classes))) < len(classes):
-        raise InputError(f"{where}: classes is {classes!r}; list a name for each class, all different")
-    if not isinstance(arguments, Mapping):
-        raise InputError(f"{where}: arguments is {arguments!r}; give a table of names and values")
+        if key not in CHECKS:
+            raise InputError(f"{where}: unknown key {key!r}; known keys: {', '.join(CHECKS)}")
+    for key, (valid, wanted) in CHECKS.items():
+        if not valid(value := {**EMPTY, **config}.get(key)):
+            raise InputError(f"{where}: {key} is {value!r}; {wanted}")
+
+
+def _table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _list(value: Any, kind: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, kind) for v in value)
+
+
+def _normalization(value: Any) -> bool:
+    if not (_table(value) and value.keys() == {"mean", "std", "scale"} and isinstance(value["scale"], int | float)):
+        return False
+    mean, std = value["mean"], value["std"]
+    numbers = _list(mean, int | float) and _list(std, int | float) and len(mean) == len(std)
+    return numbers and all(0 < v < math.inf for v in (*std, value["scale"])) and all(map(math.isfinite, mean))
+
+
+def _input(value: Any) -> bool:
+    return _table(value) and _list(value.get("shape"), int) and min(value["shape"]) > 0
+
+
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "architecture": (lambda v: isinstance(v, str), "name a model or package.module:factory"),
+    "arguments": (_table, "give a table of names and values"),
+    "classes": (lambda v: _list(v, str) and len(set(v)) == len(v), "list a name for each class, all different"),
+    "normalization": (lambda v: v is None or _normalization(v), "give mean, std and scale, the last two positive"),
+    "input": (lambda v: v is None or _input(v), "give the shape and the dtype of a sample"),
+    "decision": (lambda v: v is None or _table(v), "give a table, as csada.decisions.to_plain makes it"),
+    "metadata": (_table, "give a table of names and values"),
+}
+
+
+def _digest(config: Mapping[str, Any]) -> str:
+    """The hash of all that decides what a prediction is."""
+    text = json.dumps({**EMPTY, **config, "metadata": None}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _build(config: Mapping[str, Any], where: str, trust: bool) -> nn.Module:
@@ -137,7 +183,9 @@ def _build(config: Mapping[str, Any], where: str, trust: bool) -> nn.Module:
     if ":" not in name:
         raise InputError(f"{where}: unknown architecture {name!r}{did_you_mean(name, MODELS)}")
     if not trust:
-        raise InputError(f"{where} names code to run, {name!r}; if you trust its author, load it with trust=True")
+        raise InputError(
+            f"{where} names code to run, {name!r}; if you trust its author, load it with trust=True, or --trust"
+        )
     return _load_factory(name, classes, 0, arguments)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,19 @@ def device_of(model: nn.Module) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
+
+
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """The type in which a model takes samples: that of its first floating-point parameter or buffer."""
+    return next((t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), None)
+
+
+def logits_of(output: Any) -> Tensor:
+    """What a model returned, or the `logits` in it, as models of Transformers have it."""
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if not isinstance(found, Tensor):
+        raise InputError(f"the model returned a {type(output).__name__}; a tensor is needed, alone or named logits")
+    return found
 
 
 @contextmanager

@@ -13,9 +13,15 @@ from torch import nn
 from csada.errors import InputError
 from csada.models.initial import he_convolutions, seeded
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
 
-def mlp(features: int, classes: int, hidden: Sequence[int] = (50,), *, seed: int = 0) -> nn.Sequential:
-    """Linear layers with ReLU between them; images are flattened. No hidden layer makes it a linear model."""
+
+def mlp(
+    features: int, classes: int, hidden: Sequence[int] = (50,), activation: str = "relu", *, seed: int = 0
+) -> nn.Sequential:
+    """Linear layers with ReLU or sigmoids between them; images are flattened. No hidden layer makes it a linear model."""
+    if activation not in ACTIVATIONS:
+        raise InputError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
     widths = [features, *hidden]
     if min(*widths, classes) < 1:
         raise InputError(f"an MLP needs positive widths, got features {features}, hidden {hidden}, classes {classes}")
@@ -23,7 +29,7 @@ def mlp(features: int, classes: int, hidden: Sequence[int] = (50,), *, seed: int
     with seeded(seed):
         for i, (width_in, width) in enumerate(zip(widths, hidden, strict=False), start=1):
             layers[f"linear{i}"] = nn.Linear(width_in, width)
-            layers[f"relu{i}"] = nn.ReLU()
+            layers[f"{activation}{i}"] = ACTIVATIONS[activation]()
         layers["fc"] = nn.Linear(widths[-1], classes)
     return nn.Sequential(layers)
 

@@ -72,9 +72,13 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], source: str | os.PathLike[str]) -> None:
     """Copy every tensor to its place; an error names what differs, and then nothing was copied."""
+    check_fit(model, state, source)
+    model.load_state_dict({**model.state_dict(), **state})
+
+
+def check_fit(model: nn.Module, state: Mapping[str, Tensor], source: str | os.PathLike[str]) -> None:
     if differences := misfits(model, state):
         raise InputError(f"{os.fspath(source)} does not fit this {type(model).__name__}: {differences}")
-    model.load_state_dict({**model.state_dict(), **state})
 
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> str:

@@ -23,6 +23,7 @@ MODELS: dict[str, Factory] = {
     "cnn": cnn,
     "mlp": mlp,
 }
+OWN = frozenset(MODELS)
 
 
 def create(name: str, classes: int, *, seed: int = 0, **arguments: Any) -> nn.Module:

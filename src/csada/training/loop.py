@@ -13,13 +13,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import io
+import json
 import logging
 import math
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +39,16 @@ from csada.files import whole
 from csada.methods import METHODS, Method
 from csada.methods.cross_entropy import CrossEntropy
 from csada.methods.csada import CSADA, Tasks
-from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, mixes_batch, training_mode
+from csada.models.modes import (
+    borrowed_eval,
+    check_labels,
+    check_logits,
+    device_of,
+    dtype_of,
+    logits_of,
+    mixes_batch,
+    training_mode,
+)
 from csada.training import parallel
 from csada.training.parallel import OnEpoch, Ranks
 from csada.training.step import Graphs
@@ -47,6 +58,7 @@ Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and w
 log = logging.getLogger("csada")
 
 CHECK_EVERY = 50  # steps between two looks at the loss on a GPU, where a look waits for the device
+MAGIC = b"csada checkpoint\n"
 CHECKPOINT_EVERY = 20  # times what the last one took: checkpoints may take a twentieth of the time
 
 
@@ -123,6 +135,9 @@ class Settings:
         )
 
 
+SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
+
+
 def fit(
     model: nn.Module,
     data: Data,
@@ -133,12 +148,15 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Fitted:
-    """Train a copy of `model` where it lies; yours stays as it is.
+    """Train a copy of `model` on the model's device; the original is unchanged.
 
     data: Splits (its train part), (x, y), a Dataset or a DataLoader. Options are those of `Settings` (epochs, lr,
-    batch_size, seed, optimizer, ...); all others go to the method. checkpoint: a file, written after every epoch, or more
-    seldom where that would take a twentieth of the time; where it exists, the run goes on from it. on_epoch(line, model) is
-    called after every epoch; what it returns joins the history.
+    batch_size, seed, optimizer, ...); all others go to the method. on_epoch(line, model) is called after every epoch; what
+    it returns joins the history.
+
+    checkpoint: a file, written after every epoch, but never more than 5 % of the run time. If it exists, the run resumes
+    from it. It belongs to its start weights, data, method and settings: any other run is refused. A damaged one is reported
+    to the logger "csada", and the run starts anew.
 
     devices=N trains on N processes, on the first N GPUs if the model lies on one, else on the CPU: each works on its share
     of every batch, for the same update. `fit` starts them itself, and the model comes back to the caller; they read the
@@ -149,27 +167,27 @@ def fit(
     max_batch=B works on B samples at a time (and what is attacked of them) and adds the gradients up, for the same update
     in less memory; "auto" tries the whole batch, and halves it as long as the GPU's memory does not suffice.
     """
-    names = {f.name for f in dataclasses.fields(Settings)}
-    settings = Settings(**{k: v for k, v in options.items() if k in names})
-    rest = {k: v for k, v in options.items() if k not in names}
-    device = device_of(model)
+    given, rest = split_options(options)
+    settings, device = Settings(**given), device_of(model)
     place = parallel.place(settings.devices, settings.num_nodes, device)
     ranks = parallel.join(device) if place == "join" else Ranks(device)
     with borrowed_randomness(device) as reseed:
         data, net = as_part(data), copy.deepcopy(model)
         generator = reseed(settings.seed, -1, data)
-        classes = probe(net, data, costs, device, settings.batch_size)
+        first = next(iter(batches(data, settings.batch_size, device, dtype=dtype_of(net)).epoch()))
+        classes = probe(net, data, first, costs)
         chosen = make_method(method, costs or CostMatrix.uniform(classes), rest, costs is not None)
         if len(chosen.costs) != classes:
             raise InputError(f"the model scores {classes} classes but the method's costs name {len(chosen.costs)}")
 
         def train(member: nn.Module, part: Data) -> nn.Module:
-            plain = {k: v for k, v in options.items() if k in names} | {"devices": 1, "num_nodes": 1}
-            return fit(member, part, "cross_entropy", chosen.costs, **plain).model
+            return fit(member, part, "cross_entropy", chosen.costs, **given | {"devices": 1, "num_nodes": 1}).model
 
+        origin = None if checkpoint is None else Origin.of(settings, chosen, net, data, first)
         net, data = chosen.prepare(net, data, train=train, generator=generator)
     frozen = settings.freeze_norm if settings.freeze_norm is not None else not isinstance(chosen, CrossEntropy)
-    run = Run(net.to(device), as_part(data), chosen, settings, frozen, None if checkpoint is None else Path(checkpoint))
+    path = None if checkpoint is None else Path(checkpoint)
+    run = Run(net.to(device), as_part(data), chosen, settings, frozen, path, origin)
     if place != "alone" and not isinstance(run.data, Part):
         kind = type(run.data).__name__
         raise InputError(f"several processes share tensors: give (x, y), a Part or Splits, not a {kind}")
@@ -194,11 +212,13 @@ class Run:
     settings: Settings
     freeze_norm: bool
     checkpoint: Path | None
+    origin: Origin | None
 
 
 def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[list[Epoch], str | None]:
     """The epochs; run.model is trained. The history, and why it ended early if it did."""
-    settings, source = run.settings, batches(run.data, run.settings.batch_size, ranks.device, shuffle=True)
+    settings = run.settings
+    source = batches(run.data, settings.batch_size, ranks.device, shuffle=True, dtype=dtype_of(run.model))
     with borrowed_randomness(ranks.device) as reseed:
         ranks.start_alike(run.model.to(ranks.device), run.data)
         loop = Loop(run.model, run.method, settings, ranks.device, ranks=ranks)
@@ -224,8 +244,9 @@ def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[li
             good = snapshot(loop.model)
             begin = time.perf_counter()
             due = epoch + 1 == settings.epochs or begin - saved >= CHECKPOINT_EVERY * price
-            if run.checkpoint is not None and ranks.rank == 0 and due:
-                save_checkpoint(run, loop, history)
+            if run.checkpoint is not None and run.origin is not None and ranks.rank == 0 and due:
+                state = Checkpoint(run.origin, loop.model.state_dict(), loop.optimizer.state_dict(), history)
+                write_checkpoint(run.checkpoint, state)
                 saved = time.perf_counter()
                 price = saved - begin
     return history, None
@@ -344,6 +365,12 @@ class Loop:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what `Settings` takes, what is left for the method)."""
+    settings = {k: v for k, v in options.items() if k in SETTINGS}
+    return settings, {k: v for k, v in options.items() if k not in SETTINGS}
+
+
 def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any], costs_given: bool) -> Method:
     """A method by name with its options, or one that was made already."""
     if not isinstance(method, str):
@@ -359,17 +386,15 @@ def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any]
     known = [f.name for f in dataclasses.fields(METHODS[method])]
     for name in options:
         if name not in known or name == "costs":
-            settings = [f.name for f in dataclasses.fields(Settings)]
-            raise InputError(f"unknown option {name!r} for {method}{did_you_mean(name, [*known[1:], *settings])}")
+            raise InputError(f"unknown option {name!r} for {method}{did_you_mean(name, [*known[1:], *SETTINGS])}")
     made: Method = METHODS[method](costs, **options)
     return made
 
 
-def probe(model: nn.Module, data: Data, costs: CostMatrix | None, device: torch.device, batch_size: int) -> int:
+def probe(model: nn.Module, data: Data, first: Batch, costs: CostMatrix | None) -> int:
     """Look at the data and the model once before any work; the number of classes."""
-    first = next(iter(batches(data, batch_size, device).epoch()))
     with borrowed_eval(model), torch.no_grad():
-        logits = model(first.x[:2])
+        logits = logits_of(model(first.x[:2]))
     check_logits(logits, None if costs is None else len(costs))
     check_labels(data.y if isinstance(data, Part) else first.y, logits.shape[1])
     return int(logits.shape[1])
@@ -416,38 +441,102 @@ def finite(model: nn.Module) -> bool:
     return all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
-def fingerprint(settings: Settings, method: Method) -> str:
+def digest(*values: object) -> str:
+    """One hash of all: of every byte of a tensor, of anything else as it prints."""
+    found = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor):
+            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        else:
+            found.update(repr(value).encode())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Origin:
     """What must agree for a checkpoint to be continued."""
-    costs = hashlib.sha256(method.costs.values.tobytes()).hexdigest()[:16]
-    options = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}  # type: ignore[arg-type]
-    return f"{settings} {type(method).__name__} {options | {'costs': costs}}"
+
+    settings: str
+    method: str
+    start_weights: str
+    data: str
+
+    @classmethod
+    def of(cls, settings: Settings, method: Method, model: nn.Module, data: Data, first: Batch) -> Origin:
+        """Of a loader, whose samples may be too many to read twice, the first batch stands for all."""
+        options = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}  # type: ignore[arg-type]
+        costs = digest(torch.tensor(method.costs.values))
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        weights = (value for item in model.state_dict().items() for value in item)
+        samples = vars(data).values() if isinstance(data, Part) else (type(data).__name__, len(data), *first)
+        told = f"{type(method).__name__} {options | {'costs': costs}}"
+        return cls(str(settings), told, digest(trained, *weights), digest(*samples))
 
 
-def save_checkpoint(run: Run, loop: Loop, history: list[Epoch]) -> None:
-    path = run.checkpoint
-    assert path is not None
-    state = {
-        "run": fingerprint(run.settings, run.method),
-        "model": loop.model.state_dict(),
-        "optimizer": loop.optimizer.state_dict(),
-        "history": history,
-    }
-    with whole(path) as partial:
-        torch.save(state, partial)
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a stopped run needs to go on."""
+
+    origin: Origin
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    history: list[Epoch]
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """A file that begins with MAGIC and the hash of the rest."""
+    try:
+        history = json.dumps(checkpoint.history, default=plain)
+    except TypeError as error:
+        raise InputError(
+            f"on_epoch returned what a checkpoint cannot hold ({error}); return numbers, texts, and lists of them"
+        ) from None
+    body = io.BytesIO()
+    torch.save(vars(checkpoint) | {"origin": vars(checkpoint.origin), "history": history}, body)
+    with whole(path) as partial, partial.open("wb") as file:
+        file.write(MAGIC + hashlib.sha256(body.getbuffer()).digest())
+        file.write(body.getbuffer())
+
+
+def plain(value: Any) -> Any:
+    """Arrays, tensors and their numbers as Python's own."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"a {type(value).__name__}")
+    return value.tolist()
+
+
+def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
+    """None where the file is damaged; a file of another kind is an error, so that nobody's is overwritten."""
+    content = memoryview(path.read_bytes())
+    start, body = content[: len(MAGIC)], content[len(MAGIC) + 32 :]
+    if not MAGIC.startswith(start):
+        raise InputError(f"{path} is not a checkpoint of csada; give another file, or remove it")
+    if content[len(MAGIC) : len(MAGIC) + 32] != hashlib.sha256(body).digest():
+        return None
+    state = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+    return Checkpoint(Origin(**state["origin"]), state["model"], state["optimizer"], json.loads(state["history"]))
 
 
 def resume(run: Run, loop: Loop) -> list[Epoch]:
     """The history of the checkpoint, whose state goes into the loop; an empty one where there is none."""
-    path, history = run.checkpoint, []
+    path, origin, history = run.checkpoint, loop.ranks.same(run.origin), []
     if path is not None and path.exists():
-        state = torch.load(path, map_location=loop.device, weights_only=True)
-        if state["run"] != fingerprint(run.settings, run.method):
-            raise InputError(f"{path} is a checkpoint of another run; remove it, or give another checkpoint file")
-        loop.model.load_state_dict(state["model"])
-        # the settings agree; how the optimiser works is a matter of the device, which may be another one now
-        groups = loop.optimizer.state_dict()["param_groups"]
-        loop.optimizer.load_state_dict(state["optimizer"] | {"param_groups": groups})
-        history = state["history"]
+        found = read_checkpoint(path, loop.device)
+        if found is None:
+            log.warning("%s is damaged: the run starts anew", path)
+        else:
+            if found.origin != origin:
+                own, theirs = vars(origin), vars(found.origin)
+                others = ", ".join(name.replace("_", " ") for name in own if own[name] != theirs[name])
+                raise InputError(
+                    f"{path} is a checkpoint of another run, with other {others}; remove it, or give another file"
+                )
+            loop.model.load_state_dict(found.model)
+            # the settings agree; how the optimiser works is a matter of the device, which may be another one now
+            groups = loop.optimizer.state_dict()["param_groups"]
+            loop.optimizer.load_state_dict(found.optimizer | {"param_groups": groups})
+            history = found.history
     if not loop.ranks.agree(len(history)):
         raise InputError(f"{path} is not the same for all processes; put it where all of them can read it")
     return history

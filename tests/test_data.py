@@ -1,6 +1,7 @@
 """Every loader on small files made by hand, whole and broken, and the promises that all splits keep."""
 
 import gzip
+import hashlib
 import io
 import os
 import pickle
@@ -46,6 +47,20 @@ def test_proportional_gives_the_exact_number_and_the_classes_their_share():
     assert len(index) == len(set(index)) == 37
     assert np.all(np.abs(np.bincount(labels[index]) - np.array([100, 50, 33, 1]) * 37 / 184) < 1)
     assert len(np.unique(labels[proportional(labels, 4, seed=0)])) == 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        ((47, 16, 37), 10, [5, 1, 4]),  # 4.7, 1.6 and 3.7: the two left over go to the remainders of 0.7
+        ((16, 47, 37), 10, [1, 5, 4]),
+        ((10, 25, 65), 10, [1, 3, 6]),  # 2.5 and 6.5: the first of equals
+        ((1, 60, 39), 10, [1, 6, 3]),  # 0.1 was raised to one: no remainder is left to give
+    ],
+)
+def test_what_rounding_leaves_over_goes_to_the_largest_remainders(sizes, count, expected):
+    labels = np.repeat([0, 1, 2], sizes)
+    assert np.bincount(labels[proportional(labels, count, seed=0)]).tolist() == expected
 
 
 @pytest.mark.parametrize("validation", [19, 0.1, 0.103])
@@ -102,6 +117,14 @@ def test_digits_are_those_of_scikit_learn_in_a_seeded_stratified_split():
     x = splits.train.batch(torch.arange(len(splits.train))).x
     assert abs(x.mean()) < 0.01
     assert abs(x.std() - 1) < 0.01
+
+
+def test_digits_are_split_as_in_every_committed_record():
+    splits = csada.data.load("digits")
+    digest = hashlib.sha256()
+    for part in (splits.train, splits.validation, splits.test):
+        digest.update(part.x.numpy().tobytes() + part.y.numpy().tobytes())
+    assert digest.hexdigest()[:16] == "96f46dd992840fb1"
 
 
 def test_scale_takes_a_fraction_of_every_part():

@@ -28,7 +28,7 @@ from csada.errors import InputError, RunError
 from csada.files import whole
 from csada.pixels import square
 
-VERSION = 2  # raised when the pixels or the layout of the files change
+VERSION = 3  # raised when the pixels or the layout of the files change
 CHUNK = 256  # images decoded between two writes
 
 Encoded = tuple[str, Callable[[], bytes]]  # an image's name, and how its bytes are read

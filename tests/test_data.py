@@ -16,8 +16,10 @@ from sklearn.datasets import load_digits
 import csada.data
 from csada.data import Augmentation, Part, Splits
 from csada.data.folder import save
+from csada.data.pmi import CLASSES, FOLDERS
 from csada.data.splits import hold_out, proportional, scaled
 from csada.errors import InputError
+from csada.shipping.predict import Model, predict
 
 REAL, REAL_CACHE = os.environ.get("CSADA_DATA"), os.environ.get("CSADA_CACHE")
 PARTS = ("train", "validation", "test")
@@ -413,6 +415,39 @@ def test_folder_with_parts_keeps_them(tmp_path):
     expected = np.asarray(expected.resize((16, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     np.testing.assert_array_equal(splits.test.x[5], expected)
     assert splits.skipped == ()
+
+
+@pytest.mark.parametrize("layout", ["pmi", "pills", "folder"])
+def test_training_sees_a_picture_as_predict_does(tmp_path, layout):
+    """Photographs larger than the model's input, in a layout of each kind; predict reads the same files."""
+    side = 224 if layout == "pmi" else 32
+    root, folders = tmp_path / "photos", FOLDERS.values()
+    if layout == "pills":
+        splits = csada.data.load("pills", scale=0.005, size=side)
+        save(splits, root)
+    else:
+        write_folder(root, {f"{part}/{ndc}": 1 for part in folders for ndc in CLASSES}, size=(330, 301))
+        splits = csada.data.load("pmi", data_dir=root) if layout == "pmi" else csada.data.load(root, size=side)
+    for part, folder in FOLDERS.items():
+        given = getattr(splits, part)
+        model = Model(splits.classes, {"shape": (3, side, side), "dtype": "uint8"}, seen := Seen())
+        list(predict(model, [root / folder]))
+        assert torch.equal(given.batch(torch.arange(len(given))).x, given.normalization(torch.from_numpy(seen.x())))
+
+
+class Seen:
+    """Stands where a model would, and keeps what it is given."""
+
+    def __init__(self):
+        self.batches = []
+
+    def x(self):
+        return np.concatenate(self.batches)
+
+    def __call__(self, x):
+        self.batches.append(x)
+        n = len(x)
+        return np.zeros(n, int), np.ones(n), np.zeros((n, 20)), np.zeros(n, bool)
 
 
 def test_folder_is_normalised_by_its_training_part(tmp_path):

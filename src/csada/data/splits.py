@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from csada.data.augment import Augmentation, Normalization
 from csada.errors import InputError
@@ -32,7 +31,6 @@ class Part:
     y: Tensor  # [N] int64
     normalization: Normalization = field(default_factory=Normalization)
     augmentation: Augmentation = field(default_factory=Augmentation)
-    size: int | None = None  # the side to which images are resized when they are used
     costs: Tensor | None = None  # [N, K], only where costs differ from sample to sample
 
     def __post_init__(self) -> None:
@@ -58,9 +56,7 @@ class Part:
         y = self.y[index].to(device, non_blocking=True)
         costs = None if self.costs is None else self.costs[index].to(device, non_blocking=True)
         if generator is not None:
-            x = self.augmentation(x, generator, self.size)
-        if self.size is not None and x.shape[-2:] != (self.size, self.size):
-            x = F.interpolate(x.float(), (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+            x = self.augmentation(x, generator)
         return Batch(self.normalization(x), y, costs)
 
     def to(self, device: torch.device | str) -> Part:
@@ -88,7 +84,7 @@ class Splits:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one sample, as a model sees it."""
-        return tuple(self.train.batch(torch.arange(1)).x.shape[1:])
+        return tuple(self.train.x.shape[1:])
 
     def __repr__(self) -> str:
         rows = [f"{part}: {len(getattr(self, part)):,}" for part in ("train", "validation", "test")]

@@ -66,7 +66,11 @@ LEVELS = np.array([[0, 257], [32896, 65535]], np.uint16)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "PGM"])
 def test_sixteen_bits_become_eight_without_clipping(format, channels):
-    encoded = b"P5 2 2 65535\n" + LEVELS.astype(">u2").tobytes() if format == "PGM" else saved(Image.fromarray(LEVELS), format)
+    encoded = (
+        b"P5 2 2 65535\n" + LEVELS.astype(">u2").tobytes()
+        if format == "PGM"
+        else saved(Image.fromarray(LEVELS), format)
+    )
     expected = np.broadcast_to([[0, 1], [128, 255]], (channels, 2, 2))
     np.testing.assert_array_equal(square(encoded, 2, channels), expected)
 

@@ -561,6 +561,31 @@ def test_table_takes_another_label_column_and_sorts_numbers_by_value(tmp_path):
     assert splits.train.x.shape == (18, 1)
 
 
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])  # as pandas writes an index, and as it names it when it reads it
+def test_an_index_written_by_pandas_is_no_feature(tmp_path, name):
+    lines = [f"{100 + i},{i % 7}.{i},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join([f"{name},dose,risk", *lines]))
+    splits = csada.data.load(tmp_path / "t.csv")
+    assert splits.columns == ("dose",) and splits.train.x.shape[1] == 1
+    assert [line for line in splits.warnings if "the first column is an index" in line]
+
+
+def test_a_column_without_a_name_elsewhere_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("dose,,risk\n1,2,a\n3,4,b\n")
+    with pytest.raises(InputError, match="column 2 has no name; name it or remove it"):
+        csada.data.load(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("text", ["1e39", "1_000", "0x10", "1,5"])
+def test_training_and_predict_refuse_the_same_numbers(tmp_path, text):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n" + "".join(f"{i},{'xy'[i % 2]}\n" for i in range(30)) + f'"{text}",x\n')
+    with pytest.raises(InputError, match=f"line 32, column 'a': '{text}' is not a finite number"):
+        csada.data.load(path)
+    row = list(predict(Model(("x", "y"), {"shape": (1,), "dtype": "float32", "columns": ["a"]}, Seen()), [path]))[-1]
+    assert f"line 32, column 'a': '{text}' is not a finite number" in row["error"]
+
+
 def test_a_column_of_words_is_never_taken_for_the_label_without_being_asked(tmp_path):
     lines = [f"{'fm'[i % 2]},{i},{i % 3}" for i in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["sex,age,outcome", *lines]))

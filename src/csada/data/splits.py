@@ -80,6 +80,7 @@ class Splits:
     name: str = "data"
     skipped: tuple[str, ...] = ()  # files left out because they could not be read, when the user asked for that
     columns: tuple[str, ...] = ()  # the features of a table, in their order
+    warnings: tuple[str, ...] = ()  # what is odd about the data, one line each
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -104,6 +104,30 @@ def test_unknown_names_and_options_are_named_with_a_way_out():
         csada.data.load("mnist", size=3)
 
 
+@pytest.mark.parametrize("layout", ["", "train/"])
+def test_a_folder_with_the_name_of_a_data_set_is_not_passed_over(tmp_path, monkeypatch, layout):
+    parts = [layout, "test/"] if layout else [""]
+    write_folder(tmp_path / "digits", {f"{part}{name}": 15 for part in parts for name in ("cat", "dog")})
+    with pytest.raises(InputError, match=r"'digits' .*write .*/digits for the folder, builtin:digits for the data set"):
+        csada.data.load("digits", data_dir=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for load in (csada.data.load, csada.data.counts):
+        with pytest.raises(InputError, match=r"write \./digits for the folder, builtin:digits for the data set"):
+            load("digits")
+    assert csada.data.load("./digits", size=16).classes == ("cat", "dog")
+    assert list(csada.data.counts("./digits")["train"]) == ["cat", "dog"]
+    assert csada.data.load("builtin:digits").name == "digits"
+    assert list(csada.data.counts("builtin:digits")["train"]) == list("0123456789")
+    with pytest.raises(InputError, match="builtin:cats"):
+        csada.data.load("builtin:cats")
+
+
+def test_where_a_data_set_lies_is_no_folder_of_images(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "mnist")
+    monkeypatch.chdir(tmp_path)
+    assert csada.data.load("mnist", data_dir=tmp_path, validation=10).name == "MNIST"
+
+
 def test_digits_are_those_of_scikit_learn_in_a_seeded_stratified_split():
     splits = csada.data.load("digits", seed=1)
     digits = load_digits()

@@ -11,7 +11,7 @@ from typing import Any
 from csada.costs import did_you_mean
 from csada.data.augment import Augmentation, Normalization
 from csada.data.fetch import Progress
-from csada.data.splits import Batch, Part, Splits, stratified
+from csada.data.splits import Batch, Ids, Part, Splits, seen, stratified
 from csada.errors import InputError
 from csada.pixels import SUFFIXES
 
@@ -20,12 +20,14 @@ __all__ = [
     "SOURCES",
     "Augmentation",
     "Batch",
+    "Ids",
     "Normalization",
     "Part",
     "Splits",
     "counts",
     "find",
     "load",
+    "seen",
     "stratified",
 ]
 

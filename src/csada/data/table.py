@@ -10,7 +10,7 @@ import torch
 
 from csada.costs import did_you_mean
 from csada.data.augment import Normalization
-from csada.data.splits import Part, Splits, scaled, stratified
+from csada.data.splits import Part, Splits, by_content, content_ids, repeated, scaled, unrepresented
 from csada.errors import InputError
 from csada.rows import number, read_rows
 
@@ -18,7 +18,10 @@ INDEX = ("", "Unnamed: 0")  # how pandas writes its index, and how it names one 
 
 
 def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
-    """60 % / 20 % / 20 %, stratified by class. `label` names the label's column; it is the last one unless told."""
+    """60 % / 20 % / 20 %. `label` names the label's column; it is the last one unless told.
+
+    A row's own numbers decide its part, so other rows, other labels or another order of the columns never move it.
+    """
     path = Path(path)
     header, rows, warnings = _read(path, label)
     label = header[-1] if label is None else label
@@ -39,16 +42,25 @@ def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label:
             f"{path}, {error}; fill it in or remove it. If this column is the label, make it the last one"
         ) from None
     y = np.array([classes.index(name) for name in names])
-    indices = stratified(y, (60, 20, 20), seed)
+    columns = tuple(name for name in header if name != label)
+    ids = content_ids(torch.from_numpy(x[:, np.argsort(columns)] + 0.0))  # -0 is 0
+    if same := repeated(ids, [f"line {line}" for line, _ in rows], names):
+        warnings.append(f"{path}: the same numbers in two classes: {same}; keep the right ones")
+    indices = by_content(ids, (60, 20, 20), seed)
     if not all(map(len, indices)):
         raise InputError(f"{path} has too few rows ({len(rows)}) to be split into train, validation and test; add some")
+    labels = dict(zip(("train", "validation", "test"), (y[index] for index in indices), strict=True))
+    for part, absent in unrepresented(labels, classes).items():
+        lacks = f"{path}: {part} has no row of {absent}; add some, or take these classes out"
+        if part == "train":
+            raise InputError(lacks)
+        warnings.append(lacks)
     seen = x[indices[0]]
     # a feature that never changes keeps its scale: its deviation is zero, or a rounding error, which is worse
     std = np.where(seen.min(0) < seen.max(0), seen.std(0), 1.0)
     normalization = Normalization(tuple(seen.mean(0).tolist()), tuple(std.tolist()))
-    whole = Part(torch.from_numpy(x).float(), torch.from_numpy(y), normalization)
+    whole = Part(torch.from_numpy(x).float(), torch.from_numpy(y), normalization, content=ids)
     train, validation, test = (whole.take(index) for index in indices)
-    columns = tuple(name for name in header if name != label)
     return scaled(
         Splits(train, validation, test, classes, path.stem, columns=columns, warnings=tuple(warnings)), scale, seed
     )

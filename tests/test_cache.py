@@ -1,5 +1,6 @@
 """The cache of decoded images: right pixels, never stale, never half written, whoever else writes at the same time."""
 
+import io
 import os
 import resource
 import subprocess
@@ -12,6 +13,7 @@ from PIL import Image
 
 from csada.data.cache import decode_files
 from csada.errors import InputError, RunError
+from csada.pixels import square
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,50 @@ def test_pixels_are_those_that_pillow_decodes(photos):
     assert decoded.names == tuple(names)
     assert decoded.skipped == ()
     np.testing.assert_array_equal(decoded.images.numpy(), np.stack([by_hand(root / name, 32) for name in names]))
+
+
+def saved(image, format="PNG", **options):
+    out = io.BytesIO()
+    image.save(out, format, **options)
+    return out.getvalue()
+
+
+LEVELS = np.array([[0, 257], [32896, 65535]], np.uint16)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PGM"])
+def test_sixteen_bits_become_eight_without_clipping(format, channels):
+    encoded = (
+        b"P5 2 2 65535\n" + LEVELS.astype(">u2").tobytes()
+        if format == "PGM"
+        else saved(Image.fromarray(LEVELS), format)
+    )
+    expected = np.broadcast_to([[0, 1], [128, 255]], (channels, 2, 2))
+    np.testing.assert_array_equal(square(encoded, 2, channels), expected)
+
+
+@pytest.mark.parametrize("pixels", [np.full((2, 2), 0.5, np.float32), np.full((2, 2), 70000, np.int32)])
+def test_pixels_without_a_known_scale_are_refused(pixels):
+    with pytest.raises(InputError, match="8 or 16 bits"):
+        square(saved(Image.fromarray(pixels), "TIFF"), 2)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(mode):
+    rgba = np.zeros((2, 2, 4), np.uint8)  # black, and transparent on the left
+    rgba[:, 1, 3] = 255
+    if mode == "P":
+        encoded = saved(Image.fromarray(rgba[:, :, 3] // 255).convert("P"), transparency=0)
+    else:
+        encoded = saved(Image.fromarray(rgba).convert(mode))
+    for channels in (1, 3):
+        left, right = square(encoded, 2, channels)[:, 0].T
+        assert left.tolist() == [255] * channels and right.max() <= 1
+
+
+def test_half_transparent_is_half_white():
+    assert square(saved(Image.new("RGBA", (2, 2), (200, 0, 0, 51))), 2)[:, 0, 0].tolist() == [244, 204, 204]
 
 
 def test_second_reading_decodes_nothing_and_gives_the_same(photos):

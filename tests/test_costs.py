@@ -108,6 +108,16 @@ def test_a_list_names_the_mistakes_that_differ_and_the_more_exact_line_wins(tmp_
     assert costs.values.tolist() == [[0, 10, 1], [1, 0, 1], [0.5, 3, 0]]
 
 
+@pytest.mark.parametrize("text", ["1.000", "1,000", "12.500"])
+def test_thousands_or_decimals_in_a_semicolon_file_are_not_guessed(tmp_path, text):
+    path = tmp_path / "costs.csv"
+    path.write_text(f"truth;predicted;cost\n*;*;1\na;b;{text}\n")
+    with pytest.raises(InputError, match=r"line 3, column 3: '.*' may be thousands or decimals; write 1000 or 1,0"):
+        CostMatrix.from_csv(path)
+    path.write_text("truth;predicted;cost\n*;*;0.125\na;b;1.5\nb;a;1,25\n")  # none of these can be thousands
+    np.testing.assert_array_equal(CostMatrix.from_csv(path).values, [[0, 1.5], [1.25, 0]])
+
+
 def test_a_spreadsheet_may_write_semicolons_and_decimal_commas(tmp_path):
     path = tmp_path / "costs.csv"
     path.write_text('"# a comment, in quotes";;\ntruth;predicted;cost\n*;*;1,5\na;b, c;20\n', encoding="utf-8-sig")

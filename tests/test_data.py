@@ -1,25 +1,33 @@
 """Every loader on small files made by hand, whole and broken, and the promises that all splits keep."""
 
 import gzip
+import hashlib
 import io
 import os
 import pickle
+import re
+import shutil
 import struct
 import tarfile
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
 from test_cli import csada as program
 
 import csada.data
-from csada.data import Augmentation, Part, Splits
-from csada.data.folder import save
-from csada.data.splits import hold_out, proportional, scaled
+from csada.data import Augmentation, Normalization, Part, Splits
+from csada.data.folder import listed, save
+from csada.data.pmi import CLASSES, FOLDERS
+from csada.data.splits import by_content, hold_out, proportional, scaled
 from csada.errors import InputError
+from csada.shipping.predict import Model, predict
 
 REAL, REAL_CACHE = os.environ.get("CSADA_DATA"), os.environ.get("CSADA_CACHE")
 PARTS = ("train", "validation", "test")
@@ -51,6 +59,20 @@ def test_proportional_gives_the_exact_number_and_the_classes_their_share():
     assert len(np.unique(labels[proportional(labels, 4, seed=0)])) == 4
 
 
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        ((47, 16, 37), 10, [5, 1, 4]),  # 4.7, 1.6 and 3.7: the two left over go to the remainders of 0.7
+        ((16, 47, 37), 10, [1, 5, 4]),
+        ((10, 25, 65), 10, [1, 3, 6]),  # 2.5 and 6.5: the first of equals
+        ((1, 60, 39), 10, [1, 6, 3]),  # 0.1 was raised to one: no remainder is left to give
+    ],
+)
+def test_what_rounding_leaves_over_goes_to_the_largest_remainders(sizes, count, expected):
+    labels = np.repeat([0, 1, 2], sizes)
+    assert np.bincount(labels[proportional(labels, count, seed=0)]).tolist() == expected
+
+
 @pytest.mark.parametrize("validation", [19, 0.1, 0.103])
 def test_hold_out_takes_a_count_or_a_fraction(validation):
     labels = np.repeat([0, 1], [90, 95])
@@ -78,6 +100,44 @@ def test_scaled_keeps_every_class_of_every_part():
     assert [counts(p) for p in (small.train, small.validation, small.test)] == [[2, 1]] * 3
 
 
+# who is in which part
+
+
+def test_ids_tell_samples_by_their_content_whatever_their_order_and_place():
+    x, y = torch.randn(40, 2, 3), torch.zeros(40, dtype=torch.long)
+    part = Part(x, y)
+    order = torch.randperm(40)
+    assert part.ids.dtype == np.uint64 and len(set(part.ids.tolist())) == 40
+    np.testing.assert_array_equal(Part(x.clone(), y + 1, Normalization((3.0,), (2.0,))).ids, part.ids)
+    np.testing.assert_array_equal(part.take(order).ids, part.ids[order.numpy()])
+    np.testing.assert_array_equal(Part(x.transpose(1, 2).contiguous().transpose(1, 2), y).ids, part.ids)
+    assert Part(x[:0], y[:0]).ids.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.int64])
+def test_ids_are_made_of_any_kind_of_numbers(dtype):
+    x = torch.arange(5).to(dtype)
+    assert len(set(Part(x, torch.zeros(5)).ids.tolist())) == 5
+
+
+def test_a_fingerprint_is_that_of_the_parts():
+    splits, same, other = (csada.data.load("digits", seed=seed) for seed in (0, 0, 1))
+    turned = replace(splits, train=splits.train.take(torch.randperm(len(splits.train))))
+    assert splits.fingerprint == same.fingerprint == turned.fingerprint != other.fingerprint
+    assert replace(splits, validation=splits.test, test=splits.validation).fingerprint != splits.fingerprint
+    assert len(splits.fingerprint) == 16 and int(splits.fingerprint, 16)
+
+
+def test_samples_of_another_split_that_were_trained_on_are_found():
+    trained_on = np.sort(csada.data.load("digits", seed=1).ids.train)
+    splits = csada.data.load("digits", seed=0)
+    own = rows(csada.data.load("digits", seed=1).train)
+    expected = [tuple(row.flatten().tolist()) in own for row in splits.test.x]
+    assert csada.data.seen(splits.ids.test, trained_on).tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+    assert not csada.data.seen(splits.ids.test, splits.ids.train).any()
+
+
 # by name
 
 
@@ -88,6 +148,30 @@ def test_unknown_names_and_options_are_named_with_a_way_out():
         csada.data.load("toy", spraed=1)
     with pytest.raises(InputError, match="'size' for mnist; known: validation"):
         csada.data.load("mnist", size=3)
+
+
+@pytest.mark.parametrize("layout", ["", "train/"])
+def test_a_folder_with_the_name_of_a_data_set_is_not_passed_over(tmp_path, monkeypatch, layout):
+    parts = [layout, "test/"] if layout else [""]
+    write_folder(tmp_path / "digits", {f"{part}{name}": 15 for part in parts for name in ("cat", "dog")})
+    with pytest.raises(InputError, match=r"'digits' .*write .*/digits for the folder, builtin:digits for the data set"):
+        csada.data.load("digits", data_dir=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for load in (csada.data.load, csada.data.counts):
+        with pytest.raises(InputError, match=r"write \./digits for the folder, builtin:digits for the data set"):
+            load("digits")
+    assert csada.data.load("./digits", size=16).classes == ("cat", "dog")
+    assert list(csada.data.counts("./digits")["train"]) == ["cat", "dog"]
+    assert csada.data.load("builtin:digits").name == "digits"
+    assert list(csada.data.counts("builtin:digits")["train"]) == list("0123456789")
+    with pytest.raises(InputError, match="builtin:cats"):
+        csada.data.load("builtin:cats")
+
+
+def test_where_a_data_set_lies_is_no_folder_of_images(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "mnist")
+    monkeypatch.chdir(tmp_path)
+    assert csada.data.load("mnist", data_dir=tmp_path, validation=10).name == "MNIST"
 
 
 def test_digits_are_those_of_scikit_learn_in_a_seeded_stratified_split():
@@ -105,6 +189,14 @@ def test_digits_are_those_of_scikit_learn_in_a_seeded_stratified_split():
     x = splits.train.batch(torch.arange(len(splits.train))).x
     assert abs(x.mean()) < 0.01
     assert abs(x.std() - 1) < 0.01
+
+
+def test_digits_are_split_as_in_every_committed_record():
+    splits = csada.data.load("digits")
+    digest = hashlib.sha256()
+    for part in (splits.train, splits.validation, splits.test):
+        digest.update(part.x.numpy().tobytes() + part.y.numpy().tobytes())
+    assert digest.hexdigest()[:16] == "96f46dd992840fb1"
 
 
 def test_scale_takes_a_fraction_of_every_part():
@@ -553,9 +645,52 @@ def test_folder_with_parts_keeps_them(tmp_path):
     assert splits.skipped == ()
 
 
+@pytest.mark.parametrize("layout", ["pmi", "pills", "folder"])
+def test_training_sees_a_picture_as_predict_does(tmp_path, layout):
+    """Photographs larger than the model's input, in a layout of each kind; predict reads the same files."""
+    side = 224 if layout == "pmi" else 32
+    root, folders = tmp_path / "photos", FOLDERS.values()
+    if layout == "pills":
+        splits = csada.data.load("pills", scale=0.005, size=side)
+        save(splits, root)
+    else:
+        write_folder(root, {f"{part}/{ndc}": 1 for part in folders for ndc in CLASSES}, size=(330, 301))
+        splits = csada.data.load("pmi", data_dir=root) if layout == "pmi" else csada.data.load(root, size=side)
+    for part, folder in FOLDERS.items():
+        given = getattr(splits, part)
+        model = Model(splits.classes, {"shape": (3, side, side), "dtype": "uint8"}, caught)
+        with pytest.raises(Caught) as seen:
+            list(predict(model, [root / folder], batch_size=len(given)))
+        x = torch.from_numpy(seen.value.args[0])
+        assert torch.equal(given.batch(torch.arange(len(given))).x, given.normalization(x))
+
+
+class Caught(Exception):
+    """What a model was given."""
+
+
+def caught(x):
+    raise Caught(x)
+
+
+@pytest.mark.parametrize("name", ["dev", "val", "valid", "validation"])
+def test_the_validation_folder_has_several_names(tmp_path, name):
+    root = tmp_path / "photos"
+    write_folder(root, {f"{part}/{label}": 2 for part in ("train", name, "test") for label in ("cat", "dog")})
+    splits = csada.data.load(root, size=16)
+    assert [counts(getattr(splits, part)) for part in PARTS] == [[2, 2]] * 3 and splits.warnings == ()
+    write_folder(root, {"holdout/cat": 1})
+    (line,) = csada.data.load(root, size=16).warnings
+    assert line == f"{root}: left out holdout, which is neither train, test nor validation"
+    write_folder(root, {("val" if name != "val" else "dev") + "/cat": 1})
+    with pytest.raises(InputError, match=r"has several validation folders: .*; keep one"):
+        csada.data.load(root, size=16)
+
+
 def test_folder_is_normalised_by_its_training_part(tmp_path):
     write_folder(tmp_path, {"train/cat": 5, "train/dog": 4, "valid/cat": 2, "test/cat": 3})
     splits = csada.data.load(tmp_path, size=16)
+    assert splits.warnings == tuple(f"{tmp_path}: {part} has no image of dog; add some" for part in PARTS[1:])
     x = splits.train.batch(torch.arange(9)).x
     torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0)
@@ -570,20 +705,140 @@ def test_folder_with_parts_stays_on_the_disk(tmp_path):
 
 
 def test_folder_without_validation_cuts_it_from_train(tmp_path):
-    write_folder(tmp_path, {"train/cat": 10, "train/dog": 20, "test/cat": 3, "test/dog": 3})
-    splits = csada.data.load(tmp_path, size=16, validation=0.1)
-    assert [counts(getattr(splits, part)) for part in PARTS] == [[9, 18], [1, 2], [3, 3]]
+    write_folder(tmp_path, {"train/cat": 40, "train/dog": 50, "test/cat": 3, "test/dog": 3})
+    splits = csada.data.load(tmp_path, size=16, validation=0.3)
+    assert (len(splits.train) + len(splits.validation), counts(splits.test)) == (90, [3, 3])
+    assert all(within(n, total, 0.3) for n, total in zip(counts(splits.validation), (40, 50), strict=True))
     assert not rows(splits.train) & rows(splits.validation)
+    with pytest.raises(InputError, match="validation=20; give a fraction between 0 and 1"):
+        csada.data.load(tmp_path, validation=20)
 
 
 def test_folder_of_classes_is_split_by_seed(tmp_path):
     root = tmp_path / "pets"
-    write_folder(root, {"cat": 10, "dog": 15})
+    write_folder(root, {"cat": 20, "dog": 25})
     splits = csada.data.load(root, size=16)
-    assert [counts(getattr(splits, part)) for part in PARTS] == [[6, 9], [2, 3], [2, 3]]
-    assert len(set.union(*(rows(getattr(splits, part)) for part in PARTS))) == 25
+    assert len(set.union(*(rows(getattr(splits, part)) for part in PARTS))) == 45
     assert rows(csada.data.load(root, size=16, seed=1).test) != rows(splits.test)
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1  # every seed reads the same decoded images
+    told = {part: dict(zip(splits.classes, counts(getattr(splits, part)), strict=True)) for part in PARTS}
+    assert csada.data.counts(root) == told
+    small = csada.data.load(root, size=16, scale=0.3)
+    for part in PARTS:
+        assert rows(getattr(small, part)) < rows(getattr(splits, part))
+
+
+def within(n, total, share):
+    return abs(n - total * share) <= 4 * (total * share * (1 - share)) ** 0.5
+
+
+@pytest.mark.parametrize("n", [50, 400, 5000])
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+@pytest.mark.parametrize("parts", [(60, 20, 20), (0.9, 0.1)])
+def test_parts_have_their_shares(n, seed, parts):
+    ids = Part(torch.arange(n), torch.zeros(n)).ids
+    found = by_content(ids, parts, seed)
+    np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.arange(n))
+    assert all(within(len(index), n, share / sum(parts)) for index, share in zip(found, parts, strict=True))
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(["add", "remove", "rename", "relabel"]), st.integers(0, 10**9)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=CHANGES, layout=st.sampled_from(["", "train/"]))
+def test_no_change_to_a_folder_moves_another_image(tmp_path_factory, changes, layout):
+    """Contents stand for the images: who is in which part is decided without decoding one."""
+    root = tmp_path_factory.mktemp("photos")
+    for name, content in {f"{label}/{i}.jpg": f"{label}{i}" for label in ("cat", "dog") for i in range(20)}.items():
+        written(root / layout / name, content)
+    if layout:
+        written(root / "test/cat/0.jpg", "a test")
+    before = parts_by_content(root)
+    for number, (kind, k) in enumerate(changes):
+        files = sorted((root / layout).glob("*/*.jpg"))
+        path = files[k % len(files)]
+        if kind == "add":
+            written(path.with_name(f"{k % 7}-{number}.jpg"), f"new {k}")
+        elif kind == "remove" and len(files) > 30:
+            path.unlink()
+        elif kind == "rename":
+            path.rename(path.with_name(f"{k % 7}-{number}.jpg"))
+        elif kind == "relabel":
+            path.rename(path.parents[1] / ("cat", "dog")[k % 2] / f"{k % 7}-{number}.jpg")
+    after = parts_by_content(root)
+    moved = {content for content, part in after.items() if before.get(content, part) != part}
+    assert not moved and set(before) & set(after)
+
+
+def written(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def parts_by_content(root):
+    listing = listed(root, validation=0.3, seed=0).parts
+    return {(root / path).read_text(): part for part, paths in listing.items() for path in paths}
+
+
+def test_the_same_picture_twice_is_named(tmp_path):
+    root = tmp_path / "by class"
+    write_folder(root, {"cat": 15, "dog": 15})
+    assert csada.data.load(root, size=16).warnings == ()
+    (root / "cat/again.jpg").write_bytes((root / "cat/3.jpg").read_bytes())  # the same class, the same part: no harm
+    assert csada.data.load(root, size=16).warnings == ()
+    (root / "dog/cat.jpg").write_bytes((root / "cat/4.jpg").read_bytes())
+    (line,) = csada.data.load(root, size=16).warnings
+    assert line == f"{root}: the same image in two classes: cat/4.jpg and dog/cat.jpg; keep the right one"
+
+    root = tmp_path / "by part"
+    write_folder(root, {f"{part}/{label}": 5 for part in ("train", "valid", "test") for label in ("cat", "dog")})
+    for i in range(4):
+        (root / f"test/cat/twin{i}.jpg").write_bytes((root / f"train/cat/{i}.jpg").read_bytes())
+    (line,) = csada.data.load(root, size=16).warnings
+    assert "the same image in two parts: train/cat/0.jpg and test/cat/twin0.jpg, " in line
+    assert line.endswith("... (4 in all); keep each in one part")
+
+
+def test_classes_without_samples_in_a_part_are_named(tmp_path):
+    root, found = tmp_path / "photos", set()
+    write_folder(root, {"cat": 40, "dog": 40, "eel": 2})  # whichever parts the two fall into, another has none
+    for seed in range(12):
+        try:
+            splits = csada.data.load(root, size=16, seed=seed)
+        except InputError as error:
+            assert "has images of eel but train has none" in str(error)
+            found.add("train")
+            continue
+        empty = [part for part in PARTS if 2 not in getattr(splits, part).y]
+        advice = "add some, or sort the images into train, valid and test folders yourself"
+        assert splits.warnings == tuple(f"{root}: {part} has no image of eel; {advice}" for part in empty)
+        found.update(empty)
+    assert found == set(PARTS)
+
+
+def test_ids_of_a_folder_are_those_of_its_files(tmp_path):
+    write_folder(tmp_path / "a", {"cat": 20, "dog": 20})
+    large, small = (csada.data.load(tmp_path / "a", size=size) for size in (16, 8))
+    assert large.fingerprint == small.fingerprint
+    (tmp_path / "a/cat/0.jpg").rename(tmp_path / "a/dog/renamed.jpg")
+    assert csada.data.load(tmp_path / "a", size=16).fingerprint == large.fingerprint
+    shutil.copytree(tmp_path / "a", tmp_path / "b/train")
+    write_folder(tmp_path / "b/test", {"cat": 3})
+    everything = csada.data.load(tmp_path / "b", size=16).ids
+    assert csada.data.seen(large.ids.test, np.concatenate([everything.train, everything.validation])).all()
+
+
+def test_files_are_hashed_once(tmp_path, monkeypatch):
+    write_folder(tmp_path / "a", {"cat": 20, "dog": 20})
+    first = csada.data.counts(tmp_path / "a")
+    for path in (tmp_path / "a").glob("*/*"):  # other content, but neither size nor time tell
+        stat = path.stat()
+        path.write_bytes(bytes(stat.st_size))
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert csada.data.counts(tmp_path / "a") == first
 
 
 def test_folder_scaled_down_decodes_only_what_it_needs(tmp_path):
@@ -592,6 +847,7 @@ def test_folder_scaled_down_decodes_only_what_it_needs(tmp_path):
     splits = csada.data.load(tmp_path, size=16, scale=0.1, on_progress=lambda done, total: totals.append(total))
     assert [counts(getattr(splits, part)) for part in PARTS] == [[2, 2], [1], [1]]
     assert totals == [6]
+    assert [len(ids) for ids in splits.ids] == [4, 1, 1]
 
 
 def test_corrupt_image_is_named_or_skipped(tmp_path):
@@ -613,7 +869,7 @@ def test_corrupt_image_is_named_or_skipped(tmp_path):
         ({}, "holds no images"),
         ({"cat": 5, "dog": 0}, "class folder .*dog holds no images"),
         ({"cat": 5}, "single class cat"),
-        ({"cat": 1, "dog": 1}, "too few images: none are left for"),
+        ({"cat": 1, "dog": 1}, "too few images"),
         ({"train/cat": 2, "train/dog": 2, "test/cat": 1, "test/eel": 1}, "test has images of eel but train has none"),
         ({"train/cat": 2, "train/dog": 2}, "has no folder test"),
         ({"train/cat": 2, "train/dog": 2, "test": 0}, "test holds no images"),
@@ -637,7 +893,7 @@ def test_class_that_loses_all_its_images_is_named(tmp_path):
 # tables
 
 
-def write_table(path, n=50):
+def write_table(path, n=100):
     generator = np.random.default_rng(0)
     values = generator.normal((100, -3), (20, 0.1), (n, 2))
     lines = [f"{a:.6f},{b:.6f},0.1,{('low', 'high')[i % 2]}" for i, (a, b) in enumerate(values)]
@@ -649,19 +905,93 @@ def test_table_is_split_and_standardised_by_its_training_part(tmp_path):
     write_table(tmp_path / "patients.csv")
     splits = csada.data.load("patients.csv", data_dir=tmp_path)
     assert (splits.name, splits.classes) == ("patients", ("high", "low"))
-    assert [counts(getattr(splits, part)) for part in PARTS] == [[15, 15], [5, 5], [5, 5]]
-    assert len(set.union(*(rows(getattr(splits, part)) for part in PARTS))) == 50
-    x = splits.train.batch(torch.arange(30)).x
+    for part, share in zip(PARTS, (0.6, 0.2, 0.2), strict=True):
+        assert all(within(n, 50, share) for n in counts(getattr(splits, part)))
+    assert len(set.union(*(rows(getattr(splits, part)) for part in PARTS))) == 100
+    x = splits.train.batch(torch.arange(len(splits.train))).x
     torch.testing.assert_close(x.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
     torch.testing.assert_close(x.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=0)
 
 
 def test_table_takes_another_label_column_and_sorts_numbers_by_value(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("grade,x\n" + "\n".join(f"{grade},{i}" for i in range(10) for grade in (9, 10, 1)))
+    path.write_text("grade,x\n" + "\n".join(f"{grade},{i}{grade}" for i in range(20) for grade in (9, 10, 1)))
     splits = csada.data.load(path, label="grade")
     assert splits.classes == ("1", "9", "10")
-    assert splits.train.x.shape == (18, 1)
+    assert splits.train.x.shape[1:] == (1,)
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_no_change_to_a_table_moves_another_row(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("table") / "t.csv"
+    lines = [("a" if i % 2 else "b", f"{i / 8}", f"{i * i}") for i in range(60)]
+
+    def parts(lines, order=(1, 2, 0), names=("risk", "age", "dose"), text=str):
+        found = [[names[i] for i in order], *([text(line[i]) for i in order] for line in lines)]
+        path.write_text("\n".join(map(",".join, found)))
+        splits = csada.data.load(path, label=names[0])
+        at = splits.columns.index("dose")
+        return {float(x[at]): part for part in PARTS for x in getattr(splits, part).x}
+
+    before = parts(lines)
+    kept = data.draw(st.lists(st.sampled_from(lines), min_size=40, unique=True))
+    fresh = [(label, "0.5", str(10_000 + i)) for i, label in enumerate(data.draw(st.lists(st.sampled_from("ab"))))]
+    shuffled, order = data.draw(st.permutations(kept + fresh)), data.draw(st.permutations((0, 1, 2)))
+    relabelled = [(data.draw(st.sampled_from("ab")), *line[1:]) for line in shuffled[:3]] + shuffled[3:]
+    after = parts(relabelled, order, text=lambda cell: f"{cell}0" if "." in cell else f" {cell}")
+    assert set(before) & set(after)
+    assert {dose: part for dose, part in after.items() if dose in before} == {
+        d: before[d] for d in after if d in before
+    }
+
+
+def test_rows_that_contradict_each_other_and_classes_without_rows_are_named(tmp_path):
+    lines = [f"{i},{'ab'[i % 2]}" for i in range(80)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["x,y", *lines, "4,b", "5,a", "6,a"]))  # 4 and 5 with another label; 6 again
+    assert csada.data.load(path).warnings == (
+        f"{path}: the same numbers in two classes: line 6 and line 82, line 7 and line 83; keep the right ones",
+    )
+    path.write_text("\n".join(["x,y", *lines, "1000,c", "1001,c"]))
+    found = set()
+    for seed in range(12):
+        try:
+            splits = csada.data.load(path, seed=seed)
+            lines = splits.warnings
+            assert len(lines) == sum(2 not in getattr(splits, part).y for part in PARTS) > 0
+        except InputError as error:
+            lines = (str(error),)
+        for line in lines:
+            part = re.fullmatch(f"{path}: (.*) has no row of c; add some, or take these classes out", line)[1]
+            found.add(part)
+    assert found == set(PARTS)
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])  # as pandas writes an index, and as it names it when it reads it
+def test_an_index_written_by_pandas_is_no_feature(tmp_path, name):
+    lines = [f"{100 + i},{i % 7}.{i},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join([f"{name},dose,risk", *lines]))
+    splits = csada.data.load(tmp_path / "t.csv")
+    assert splits.columns == ("dose",) and splits.train.x.shape[1] == 1
+    assert [line for line in splits.warnings if "the first column is an index" in line]
+
+
+def test_a_column_without_a_name_elsewhere_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("dose,,risk\n1,2,a\n3,4,b\n")
+    with pytest.raises(InputError, match="column 2 has no name; name it or remove it"):
+        csada.data.load(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("text", ["1e39", "1_000", "0x10", "1,5"])
+def test_training_and_predict_refuse_the_same_numbers(tmp_path, text):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n" + "".join(f"{i},{'xy'[i % 2]}\n" for i in range(30)) + f'"{text}",x\n')
+    with pytest.raises(InputError, match=f"line 32, column 'a': '{text}' is not a finite number"):
+        csada.data.load(path)
+    path.write_text(f'a,b\n"{text}",x\n')
+    (row,) = predict(Model(("x", "y"), {"shape": (1,), "dtype": "float32", "columns": ["a"]}, caught), [path])
+    assert f"line 2, column 'a': '{text}' is not a finite number" in row["error"]
 
 
 def test_a_column_of_words_is_never_taken_for_the_label_without_being_asked(tmp_path):

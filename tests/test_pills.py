@@ -50,7 +50,7 @@ def middle(image: np.ndarray) -> np.ndarray:
 def test_splits_have_the_papers_classes_and_a_few_pictures_of_each(splits) -> None:
     assert splits.classes == CLASSES
     assert torch.bincount(splits.test.y).tolist() == [3] * 20
-    assert splits.train.x.shape == (60, 3, 64, 64) and splits.train.x.dtype == torch.uint8
+    assert splits.train.x.shape == (60, 3, 56, 56) and splits.train.x.dtype == torch.uint8
 
 
 def test_scale_keeps_the_papers_imbalance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,10 +76,10 @@ def test_a_batch_is_what_a_model_takes(splits) -> None:
 
 def test_a_picture_does_not_depend_on_what_else_is_drawn(splits) -> None:
     conditions = pills.Conditions()
-    alone = pills.draw_many([pills.Job(0, "test", 19, 2)], 64, conditions)[0]
+    alone = pills.draw_many([pills.Job(0, "test", 19, 2)], 56, conditions)[0]
     np.testing.assert_array_equal(splits.test.x[19 * 3 + 2].numpy(), alone)
     other_seed, other_part, other_number = pills.draw_many(
-        [pills.Job(1, "test", 19, 2), pills.Job(0, "train", 19, 2), pills.Job(0, "test", 19, 1)], 64, conditions
+        [pills.Job(1, "test", 19, 2), pills.Job(0, "train", 19, 2), pills.Job(0, "test", 19, 1)], 56, conditions
     )
     for other in (other_seed, other_part, other_number):
         assert np.abs(alone.astype(int) - other).mean() > 5

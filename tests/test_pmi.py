@@ -64,11 +64,11 @@ def test_a_release_is_read_with_the_papers_preparation(release: Path) -> None:
     splits = load("pmi", data_dir=release)
     assert splits.classes == CLASSES
     assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [60, 40, 20]
-    assert splits.train.x.shape[1:] == (3, 280, 280)
+    assert splits.train.x.shape[1:] == (3, 224, 224)
     assert splits.train.y.tolist() == [k for k in range(20) for _ in range(3)]
     for part in (splits.train, splits.validation, splits.test):
         pixels = part.x.float()
-        assert torch.equal(pixels[:, 0, 140, 140], 10.0 * part.y)
+        assert torch.equal(pixels[:, 0, 112, 112], 10.0 * part.y)
         assert pixels[:, 2].max() == 0  # nothing of the blue sides
     assert splits.train.augmentation.zoom == (0.8, 1.0) and splits.train.augmentation.right_angles
     assert splits.test.augmentation.zoom is None
@@ -135,9 +135,9 @@ def test_the_mirror_is_read_from_parquet(mirror: Path) -> None:
     splits = load("pmi", data_dir=mirror, source="hub")
     assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [60, 40, 20]
     for part in (splits.train, splits.validation, splits.test):
-        assert torch.equal(part.x[:, 0, 140, 140].long(), 10 * part.y)
+        assert torch.equal(part.x[:, 0, 112, 112].long(), 10 * part.y)
     # numbers came in the order of the rows, across row groups
-    assert splits.train.x[:, 1, 140, 140].tolist() == [10 * number for number in range(3) for _ in range(20)]
+    assert splits.train.x[:, 1, 112, 112].tolist() == [10 * number for number in range(3) for _ in range(20)]
     assert read_parquet(sorted(mirror.glob("*.parquet"))).skipped == ()
 
 

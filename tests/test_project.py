@@ -60,6 +60,13 @@ def test_paths_are_relative_to_the_file_and_names_stay_names(tmp_path, monkeypat
         assert given(Path("project"), text.format(data, costs), "fit")["costs"] == costs_seen
 
 
+def test_a_folder_with_the_name_of_a_data_set_stays_a_folder(tmp_path, monkeypatch):
+    (tmp_path / "pills").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert given(Path(), 'data = "./pills"\n')["data"] == "./pills"
+    assert given(Path(), 'data = "builtin:pills"\n')["data"] == "builtin:pills"
+
+
 def test_options_of_a_method_are_a_table_or_a_list(tmp_path):
     for text in ('set = { weight = 2.5, estimator = "full", fixed = true }', 'set = ["weight=2.5", "estimator=full"]'):
         assert given(tmp_path, f"[fit]\n{text}", "fit")["options"][:2] == ["weight=2.5", "estimator=full"]

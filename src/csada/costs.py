@@ -331,6 +331,10 @@ def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[
 
 def _number(path: Path, row: _Row, column: int, truth: str, predicted: str) -> float:
     text = row.cells[column]
+    if row.decimal == "," and re.fullmatch(r"[1-9]\d{0,2}[.,]\d{3}", text):
+        raise InputError(
+            f"{path}, line {row.line}, column {column + 1}: {text!r} may be thousands or decimals; write 1000 or 1,0"
+        )
     try:
         return float(text.replace(row.decimal, "."))
     except ValueError:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from PIL.Image import Transpose
 
+from csada.errors import InputError
+
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 MODES = {1: "L", 3: "RGB"}
 TURNS = {  # what makes a picture upright, by the orientation that its camera noted
@@ -27,9 +29,12 @@ TURNS = {  # what makes a picture upright, by the orientation that its camera no
 
 
 def square(encoded: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
-    """[channels, size, size]: the centre of the image, upright and resized; grey where there is one channel."""
+    """[channels, size, size]: the centre of the image, upright and resized; grey where there is one channel.
+
+    What is transparent becomes white. 16 bits are scaled to 8.
+    """
     with Image.open(io.BytesIO(encoded)) as image:
-        pixels = image.convert(MODES[channels])
+        pixels = _opaque(_eight_bits(image)).convert(MODES[channels])
         with suppress(Exception):  # a camera's notes that cannot be read do not make its picture worse
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)  # after decoding, which turns some formats
             if orientation in TURNS:
@@ -38,3 +43,20 @@ def square(encoded: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
     left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
     pixels = pixels.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BILINEAR)
     return np.ascontiguousarray(np.asarray(pixels).reshape(size, size, channels).transpose(2, 0, 1))
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Pillow would clip: nearly all of a 16-bit picture would be white."""
+    if image.mode[0] not in "IF":
+        return image
+    wide = np.asarray(image)
+    if image.mode == "F" or wide.min() < 0 or wide.max() > 65535:
+        raise InputError("its pixels are numbers of 32 bits, whose scale is unknown; save it with 8 or 16 bits")
+    return Image.fromarray(np.round(wide / 257).astype(np.uint8))
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

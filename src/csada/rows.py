@@ -1,4 +1,4 @@
-"""From a CSV file to rows of text: one function for training and for use. Needs no PyTorch."""
+"""From a CSV file to rows of text and numbers: the same functions for training and for use. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from csada.errors import InputError
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -21,3 +25,14 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8") from None
     except csv.Error as error:
         raise InputError(f"{path} is not a CSV file: {error}") from None
+
+
+def number(line: int, column: str, text: str) -> float:
+    """A number that a model can take: finite in single precision, and without the underscores that Python allows."""
+    try:
+        value = float(text if "_" not in text else "")
+    except ValueError:
+        value = np.inf
+    if not abs(value) <= LARGEST:
+        raise InputError(f"line {line}, column {column!r}: {text!r} is not a finite number")
+    return value

@@ -73,8 +73,8 @@ def load_data(
     given = {"size": size, "flip": flip, "skip_bad": skip_bad}
     with progress("decoding") as update:
         splits = load(data, data_dir, scale, on_progress=update, **{k: v for k, v in given.items() if v})
-    for name in splits.skipped:
-        errors.print(f"left out: {name}", soft_wrap=True, markup=False, highlight=False)
+    for line in (*splits.warnings, *(f"left out: {name}" for name in splits.skipped)):
+        errors.print(line, soft_wrap=True, markup=False, highlight=False)
     return splits
 
 

@@ -42,7 +42,8 @@ def data_show(
     counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]
     if as_json:
         found = {name: dict(zip(splits.classes, row, strict=True)) for name, row in zip(names, counts, strict=True)}
-        typer.echo(json.dumps({"name": splits.name, "samples": found, "skipped": splits.skipped}, indent=1))
+        told = {"name": splits.name, "samples": found, "skipped": splits.skipped, "warnings": splits.warnings}
+        typer.echo(json.dumps(told, indent=1))
     else:
         table = Table("class", *names, title=splits.name)
         for label, *numbers in zip(splits.classes, *counts, strict=True):
@@ -50,8 +51,8 @@ def data_show(
         table.add_section()
         table.add_row("all", *(f"{len(part):,}" for part in parts))
         console.print(table)
-        for file in splits.skipped:
-            console.print(f"left out: {file}", soft_wrap=True, markup=False, highlight=False)
+        for line in (*splits.warnings, *(f"left out: {file}" for file in splits.skipped)):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")

@@ -152,9 +152,10 @@ def init(
 
 def _images(data: str) -> tuple[int | None, bool]:
     """The side of the images, None where there are none; and whether they can be resized when they are loaded."""
-    from csada.data import find, folder
+    from csada.data import BUILTIN, find, folder
 
     module, where = find(data)
+    data = data.removeprefix(BUILTIN)
     if module == folder.__name__ and where is not None:
         return folder.shorter_side(where), True
     return {"digits": 8, "mnist": 28, "cifar10": 32, "pills": 224, "pmi": 224}.get(data), data in ("pills", "pmi")

@@ -11,19 +11,23 @@ from typing import Any
 from csada.costs import did_you_mean
 from csada.data.augment import Augmentation, Normalization
 from csada.data.fetch import Progress
-from csada.data.splits import Batch, Part, Splits, stratified
+from csada.data.splits import Batch, Ids, Part, Splits, seen, stratified
 from csada.errors import InputError
+from csada.pixels import SUFFIXES
 
 __all__ = [
+    "BUILTIN",
     "SOURCES",
     "Augmentation",
     "Batch",
+    "Ids",
     "Normalization",
     "Part",
     "Splits",
     "counts",
     "find",
     "load",
+    "seen",
     "stratified",
 ]
 
@@ -36,6 +40,7 @@ SOURCES = {
     "pmi": "csada.data.pmi",
     "toy": "csada.data.toy",
 }
+BUILTIN = "builtin:"  # before a name of SOURCES: that one, whatever folders there are
 
 
 def load(
@@ -48,6 +53,7 @@ def load(
 ) -> Splits:
     """One of SOURCES by name, or a folder of images by class, or a CSV of features by path.
 
+    Where a folder of images has the name of a source, ./pills is the folder and builtin:pills the source.
     `scale` below 1 takes a stratified fraction of every part; `seed` decides the split. `on_progress(done, total)` is
     told about images that are decoded or drawn. Other options belong to the source: `csada.data.mnist.load` and so on.
     """
@@ -69,15 +75,26 @@ def load(
 
 def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[str, str | os.PathLike[str] | None]:
     """The module that reads it, and what that module is handed: the folder or file, or where a named set lies."""
-    if name in SOURCES:
-        return SOURCES[name], data_dir
     where = Path(data_dir or "").expanduser() / Path(name).expanduser()
+    if name in SOURCES and name != "pmi" and _has_images(where):  # a folder called pmi is where the set itself lies
+        raise InputError(
+            f"{name!r} is a data set of csada and a folder of images; "
+            f"write ./{name} for the folder, {BUILTIN}{name} for the data set"
+        )
+    if (source := name.removeprefix(BUILTIN)) in SOURCES:
+        return SOURCES[source], data_dir
     if where.is_dir():
         return "csada.data.folder", where
     if where.is_file():
         return "csada.data.table", where
-    hint = did_you_mean(name, SOURCES)
+    hint = did_you_mean(source, SOURCES)
     raise InputError(f"{name!r} is neither a data set, nor a folder of images, nor a CSV file{hint}")
+
+
+def _has_images(folder: Path) -> bool:
+    """By class, or by part and class."""
+    found = (path for pattern in ("*/*", "*/*/*") for path in folder.glob(pattern))
+    return any(path.suffix.lower() in SUFFIXES for path in found)
 
 
 def counts(

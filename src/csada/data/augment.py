@@ -55,11 +55,11 @@ class Augmentation:
     zoom: tuple[float, float] | None = None
     right_angles: bool = False
 
-    def __call__(self, x: Tensor, generator: torch.Generator, size: int | None = None) -> Tensor:
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         if self.padding or self.flip:
             x = shift_and_flip(x, self.padding, self.flip, generator)
         if self.zoom is not None:
-            x = random_zoom(x, self.zoom, size or x.shape[-1], generator)
+            x = random_zoom(x, self.zoom, generator)
         if self.right_angles:
             x = random_right_angle(x, generator)
         return x
@@ -81,15 +81,15 @@ def shift_and_flip(x: Tensor, padding: int, flip: bool, generator: torch.Generat
     return _gather_pixels(x, rows[:, :, None], columns[:, None, :])
 
 
-def random_zoom(x: Tensor, zoom: tuple[float, float], size: int, generator: torch.Generator) -> Tensor:
-    """A random square of zoom[0] to zoom[1] of the side, resized to size x size (bilinear); [0, 255] stays so."""
+def random_zoom(x: Tensor, zoom: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """A random square of zoom[0] to zoom[1] of the side, resized back (bilinear); [0, 255] stays so."""
     n, device = len(x), x.device
     side = torch.empty(n, device=device).uniform_(*zoom, generator=generator)
     centre = (torch.rand(2, n, device=device, generator=generator) * 2 - 1) * (1 - side)
     theta = torch.zeros(n, 2, 3, device=device)
     theta[:, 0, 0] = theta[:, 1, 1] = side
     theta[:, :, 2] = centre.T
-    grid = F.affine_grid(theta, [n, x.shape[1], size, size], align_corners=False)
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
     return F.grid_sample(x.float(), grid, align_corners=False, padding_mode="reflection")
 
 

@@ -24,11 +24,12 @@ from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from csada.data.fetch import Progress, user_cache
+from csada.data.splits import as_ids, hashed
 from csada.errors import InputError, RunError
 from csada.files import whole
 from csada.pixels import square
 
-VERSION = 2  # raised when the pixels or the layout of the files change
+VERSION = 3  # raised when the pixels or the layout of the files change
 CHUNK = 256  # images decoded between two writes
 
 Encoded = tuple[str, Callable[[], bytes]]  # an image's name, and how its bytes are read
@@ -54,6 +55,32 @@ class Decoded:
 
 def decode_files(root: Path, paths: Sequence[str], size: int, on_progress: Progress | None = None) -> Decoded:
     """Image files under `root`, named by relative paths, known by these, their sizes and their times of change."""
+    identity = _identity(root, paths)
+    return decode(identity, lambda: [(path, (root / path).read_bytes) for path in paths], size, on_progress)
+
+
+def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
+    """[N]: a hash of the content of each file, computed once; the files are known as in `decode_files`."""
+    folder, key = _entry(["content", _identity(root, paths)])
+    file = folder / f"{key}.ids"
+    with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):
+        if len(ids := np.load(file)) == len(paths):
+            return np.asarray(ids)
+
+    def content(path: str) -> bytes:
+        try:
+            return hashed([(root / path).read_bytes()])
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # files are read and hashed outside the interpreter's lock
+        ids = as_ids(b"".join(pool.map(content, paths)))
+    with contextlib.suppress(OSError), _renamed(file) as out:  # a cache that cannot be written costs time alone
+        np.save(out, ids)
+    return ids
+
+
+def _identity(root: Path, paths: Sequence[str]) -> list[Any]:
     identity: list[Any] = [str(root.resolve())]
     for path in paths:
         try:
@@ -61,7 +88,13 @@ def decode_files(root: Path, paths: Sequence[str], size: int, on_progress: Progr
         except OSError as error:
             raise _unreadable(path, error) from None
         identity.append([path, stat.st_size, stat.st_mtime_ns])
-    return decode(identity, lambda: [(path, (root / path).read_bytes) for path in paths], size, on_progress)
+    return identity
+
+
+def _entry(identity: Sequence[Any]) -> tuple[Path, str]:
+    """The folder of the cache, and the name under which it keeps what is known by `identity`."""
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+    return Path(os.environ.get("CSADA_CACHE") or user_cache() / "decoded"), key
 
 
 def decode(
@@ -69,8 +102,7 @@ def decode(
 ) -> Decoded:
     """The images as squares of `size` pixels: from the cache when `identity` was seen before, else from `images()`."""
     settings = ["centre crop", "bilinear", size, VERSION]
-    key = hashlib.sha256(json.dumps([settings, identity]).encode()).hexdigest()[:32]
-    folder = Path(os.environ.get("CSADA_CACHE") or user_cache() / "decoded")
+    folder, key = _entry([settings, identity])
     found = _read(folder, key)
     if found is None:
         _build(folder, key, images(), size, on_progress)

@@ -1,5 +1,6 @@
 """Any folder of images sorted by class: train, valid and test folders of class folders, or class folders to be split.
 
+An image's own content decides its part, so adding, removing or renaming others never moves it from one to another.
 A part that lies in one block of the cache of decoded images stays mapped from the disk; one drawn at random from it is
 copied into memory.
 """
@@ -10,6 +11,8 @@ import contextlib
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +21,24 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from csada.data.augment import Augmentation, Normalization
-from csada.data.cache import Decoded, decode_files
+from csada.data.cache import Decoded, decode_files, file_ids
 from csada.data.fetch import Progress
-from csada.data.splits import Part, Splits, check_scale, hold_out, proportional, stratified
+from csada.data.splits import Part, Splits, by_content, check_scale, proportional, repeated, some_of, unrepresented
 from csada.errors import InputError
 from csada.pixels import SUFFIXES
 
-VALIDATION = ("valid", "validation", "val")
+VALIDATION = ("valid", "validation", "val", "dev")
 
-Listing = dict[str, list[str]]  # part -> paths "[part/]class/file", relative to the folder
+Parts = dict[str, list[str]]  # part -> paths "[part/]class/file", relative to the folder
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Who is in which part, and what is odd about that."""
+
+    parts: Parts
+    ids: dict[str, int]  # path -> hash of the content
+    warnings: tuple[str, ...]
 
 
 def load(
@@ -41,15 +53,17 @@ def load(
 ) -> Splits:
     """Images are cut to their central square and resized to `size` pixels, once, and normalised by the training part.
 
-    `validation` (a count or a fraction) is cut from train when there are train and test folders only. Without either,
-    the classes are split 60/20/20. `flip` mirrors training images: not for pictures in which left and right differ.
-    `skip_bad` leaves out files that cannot be decoded and lists them in `Splits.skipped`.
+    `validation` (a fraction) is cut from train when there are train and test folders only. Without either, the images
+    are split 60/20/20, a class of n images to within a few times sqrt(n). `flip` mirrors training images: not for
+    pictures in which left and right differ. `skip_bad` leaves out files that cannot be decoded and lists them in
+    `Splits.skipped`.
     """
     root = Path(path)
     check_scale(scale)
     if size < 1:
         raise InputError(f"size must be at least 1 pixel, got {size}")
-    parts = _listed(root, validation, seed)
+    listing = listed(root, validation, seed)
+    parts = listing.parts
     classes = _checked_classes(root, parts)
     if scale < 1:  # before decoding: a tenth of the images takes a tenth of the time
         parts = {
@@ -68,19 +82,21 @@ def load(
         good = set(decoded.names)
         parts = {part: [path for path in paths if path in good] for part, paths in parts.items()}
         classes = _checked_classes(root, parts)
-    return _splits(root, parts, classes, decoded, Augmentation(padding=size // 16, flip=flip))
+    ids = {part: np.array([listing.ids[path] for path in paths], np.uint64) for part, paths in parts.items()}
+    splits = _splits(root, parts, ids, classes, decoded, Augmentation(padding=size // 16, flip=flip))
+    return replace(splits, skipped=decoded.skipped, warnings=(*listing.warnings, *_lacking(root, parts, classes)))
 
 
 def counts(path: str | os.PathLike[str], seed: int = 0, validation: float = 0.1) -> dict[str, dict[str, int]]:
     """Part -> class -> samples, in the parts that `load` makes, without decoding an image."""
-    parts = _listed(Path(path), validation, seed)
+    parts = listed(Path(path), validation, seed).parts
     none = dict.fromkeys(_checked_classes(Path(path), parts), 0)
     return {part: none | Counter(map(_class_of, paths)) for part, paths in parts.items()}
 
 
 def shorter_side(path: str | os.PathLike[str], sample: int = 25) -> int:
     """The median over some of the images, in pixels; only their headers are read."""
-    paths = _listed(Path(path), 0.1, 0)["train"]
+    paths = _images_by_class(Path(path), "train" if (Path(path) / "train").is_dir() else "")
     sides = []
     for name in paths[:: -(-len(paths) // sample)]:
         with contextlib.suppress(OSError), Image.open(Path(path) / name) as image:  # broken ones are found by `load`
@@ -117,7 +133,12 @@ def save(splits: Splits, path: str | os.PathLike[str], on_progress: Progress | N
 
 
 def _splits(
-    root: Path, parts: Listing, classes: tuple[str, ...], decoded: Decoded, augmentation: Augmentation
+    root: Path,
+    parts: Parts,
+    ids: dict[str, NDArray[np.uint64]],
+    classes: tuple[str, ...],
+    decoded: Decoded,
+    augmentation: Augmentation,
 ) -> Splits:
     row_of = {name: row for row, name in enumerate(decoded.names)}
     rows = {part: np.array([row_of[path] for path in paths]) for part, paths in parts.items()}
@@ -125,7 +146,7 @@ def _splits(
 
     def part(name: str, augmentation: Augmentation) -> Part:
         y = torch.from_numpy(_labels(parts[name], classes))
-        return Part(_take(decoded.images, rows[name]), y, normalization, augmentation)
+        return Part(_take(decoded.images, rows[name]), y, normalization, augmentation, content=ids[name])
 
     return Splits(
         part("train", augmentation),
@@ -133,7 +154,6 @@ def _splits(
         part("test", Augmentation()),
         classes,
         root.resolve().name,
-        decoded.skipped,
     )
 
 
@@ -144,23 +164,47 @@ def _take(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
     return images.index_select(0, torch.from_numpy(rows))
 
 
-def _listed(root: Path, validation: float, seed: int) -> Listing:
+def listed(root: Path, validation: float, seed: int) -> Listing:
+    """The parts that `load` makes; no image is decoded."""
     folders = _folders(root)
-    if "train" not in folders and "test" not in folders:
-        paths = _images_by_class(root, "")
-        indices = stratified(_labels(paths, None), (60, 20, 20), seed)
-        return {part: _pick(paths, index) for part, index in zip(("train", "validation", "test"), indices, strict=True)}
+    given = {"train", "test"} & set(folders)
+    parts = _given_parts(root, folders) if given else {"": _images_by_class(root, "")}
+    paths = [path for part in parts.values() for path in part]
+    ids = file_ids(root, paths)
+    id_of = dict(zip(paths, ids.tolist(), strict=True))
+    warnings = []
+    if same := repeated(ids, paths, [_class_of(path) for path in paths]):
+        warnings.append(f"{root}: the same image in two classes: {same}; keep the right one")
+    if same := repeated(ids, paths, [part for part, members in parts.items() for _ in members]):
+        warnings.append(f"{root}: the same image in two parts: {same}; keep each in one part")
+    if given and (others := sorted(set(folders) - {"train", "test", *VALIDATION})):
+        warnings.append(f"{root}: left out {some_of(others)}, which is neither train, test nor validation")
+
+    def split(paths: list[str], shares: dict[str, float]) -> Parts:
+        indices = by_content(np.array([id_of[path] for path in paths], np.uint64), list(shares.values()), seed)
+        return {part: _pick(paths, index) for part, index in zip(shares, indices, strict=True)}
+
+    if not given:
+        parts = split(paths, {"train": 60, "validation": 20, "test": 20})
+    elif "validation" not in parts:
+        if not 0 < validation < 1:  # a count would move images when others are added
+            raise InputError(f"validation={validation}; give a fraction between 0 and 1")
+        parts = parts | split(parts["train"], {"train": 1 - validation, "validation": validation})
+    return Listing(parts, id_of, tuple(warnings))
+
+
+def _given_parts(root: Path, folders: list[str]) -> Parts:
+    """What lies in the folders train and test, and in one for validation where there is one."""
     for needed in ("train", "test"):
         if needed not in folders:
             raise InputError(
                 f"{root} has no folder {needed} beside {', '.join(folders)}; add it, or keep class folders alone"
             )
-    train, test = _images_by_class(root, "train"), _images_by_class(root, "test")
-    for name in VALIDATION:
-        if name in folders:
-            return {"train": train, "validation": _images_by_class(root, name), "test": test}
-    kept, held_out = hold_out(_labels(train, None), validation, seed)
-    return {"train": _pick(train, kept), "validation": _pick(train, held_out), "test": test}
+    given = [name for name in folders if name in VALIDATION]
+    if len(given) > 1:
+        raise InputError(f"{root} has several validation folders: {', '.join(given)}; keep one")
+    names = {"train": "train", **({"validation": given[0]} if given else {}), "test": "test"}
+    return {part: _images_by_class(root, name) for part, name in names.items()}
 
 
 def _images_by_class(root: Path, part: str) -> list[str]:
@@ -178,17 +222,29 @@ def _images_by_class(root: Path, part: str) -> list[str]:
     return found
 
 
-def _checked_classes(root: Path, parts: Listing) -> tuple[str, ...]:
+def _lacking(root: Path, parts: Parts, classes: tuple[str, ...]) -> Iterator[str]:
+    labels = {part: _labels(paths, classes) for part, paths in parts.items()}
+    for part, names in unrepresented(labels, classes).items():
+        yield f"{root}: {part} has no image of {names}; add some{_or_split(root)}"
+
+
+def _or_split(root: Path) -> str:
+    return "" if (root / "train").is_dir() else ", or sort the images into train, valid and test folders yourself"
+
+
+def _checked_classes(root: Path, parts: Parts) -> tuple[str, ...]:
     """The classes of train, after making sure that no other part has more and that no part is empty."""
-    classes = tuple(sorted({_class_of(path) for path in parts["train"]}))
+    classes = sorted({_class_of(path) for path in parts["train"]})
+    if len(every := {_class_of(path) for paths in parts.values() for path in paths}) < 2:
+        raise InputError(f"{root} has the single class {min(every)}; a classifier needs two or more")
     for part, paths in parts.items():
         if not paths:
             raise InputError(f"{root} has too few images: none are left for {part}; add some to every class")
         if unknown := sorted({_class_of(path) for path in paths} - set(classes)):
-            raise InputError(f"{root}: {part} has images of {', '.join(unknown)} but train has none; add some to train")
-    if len(classes) < 2:
-        raise InputError(f"{root} has the single class {classes[0]}; a classifier needs two or more")
-    return classes
+            raise InputError(
+                f"{root}: {part} has images of {', '.join(unknown)} but train has none; add some{_or_split(root)}"
+            )
+    return tuple(classes)
 
 
 def _labels(paths: list[str], classes: tuple[str, ...] | None) -> NDArray[np.int64]:

@@ -118,15 +118,14 @@ def load(
 ) -> Splits:
     """The paper's classes, imbalance and sizes of parts, drawn once and cached; `data_dir` is not needed.
 
-    A model sees `size` pixels; an eighth more is drawn to crop from. See `Conditions` for what makes the task hard.
+    See `Conditions` for what makes the task hard.
     """
     check_scale(scale)
     if seed < 0 or size < 16:
         raise InputError(f"seed must be 0 or more and size at least 16, got {seed} and {size}")
     conditions = Conditions(imprint, blank, distance, blur, noise)
-    side = round(size * 8 / 7)
     counts = {part: [max(FEWEST, round(scale * getattr(p, part))) for p in PRODUCTS] for part in PARTS}
-    paths = {part: _cached(part, counts[part], seed, side, conditions) for part in PARTS}
+    paths = {part: _cached(part, counts[part], seed, size, conditions) for part in PARTS}
     todo = [part for part in PARTS if not paths[part].exists()]
     done, total = 0, sum(sum(counts[part]) for part in todo)
     for part in todo:
@@ -136,14 +135,14 @@ def load(
             if on_progress is not None:
                 on_progress(before + drawn, total)
 
-        _write(paths[part], jobs, side, conditions, report)
+        _write(paths[part], jobs, size, conditions, report)
         done += len(jobs)
     x = {part: torch.from_numpy(np.load(paths[part], mmap_mode="c")) for part in PARTS}
     y = {part: torch.arange(len(CLASSES)).repeat_interleave(torch.tensor(counts[part])) for part in PARTS}
     some = x["train"][:: max(1, len(x["train"]) // 256)].transpose(0, 1).flatten(1).double() / 255
     normalization = Normalization(tuple(some.mean(1).tolist()), tuple(some.std(1).tolist()), 255)
-    train = Part(x["train"], y["train"], normalization, AUGMENTATION, size)
-    validation, test = (Part(x[part], y[part], normalization, size=size) for part in ("validation", "test"))
+    train = Part(x["train"], y["train"], normalization, AUGMENTATION)
+    validation, test = (Part(x[part], y[part], normalization) for part in ("validation", "test"))
     return Splits(train, validation, test, CLASSES, "pills")
 
 

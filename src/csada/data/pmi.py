@@ -1,7 +1,7 @@
 """Pharmacy medication images (PMI): bottles of pills from above, 20 products, and the pharmacist's costs.
 
 The table is the paper's appendix. The pictures are read from the public release, <part>/<NDC>/<image>, or from its
-mirror on the Hugging Face hub, prepared as in the paper: the middle square, a random crop, 224 pixels, right angles.
+mirror on the Hugging Face hub. As in the paper: the middle square, 224 pixels, random crops and right angles.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ CRITICAL_PAIRS: dict[tuple[int | str, int | str], float] = {  # (truth, predicte
 
 NORMALIZATION = Normalization(mean=(0.4923, 0.4027, 0.3429), std=(0.1905, 0.2175, 0.2434), scale=255)
 AUGMENTATION = Augmentation(zoom=(0.8, 1.0), right_angles=True)
-SIZE, STORED = 224, 280  # a crop of 0.8 of what is stored still has every pixel that the model sees
+SIZE = 224
 
 FOLDERS = {"train": "train", "validation": "valid", "test": "test"}
 SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
@@ -110,7 +110,7 @@ def load(
     """
     if source == "folder":
         root = _release(data_dir)
-        decoded = decode_files(root, _pictures(root), STORED, on_progress)
+        decoded = decode_files(root, _pictures(root), SIZE, on_progress)
         where = str(root)
     elif source == "hub":
         files = _parquet_files(data_dir)
@@ -136,7 +136,7 @@ def _splits(decoded: Decoded, where: str) -> Splits:
             )
         y = torch.tensor([CLASSES.index(names[i][1]) for i in rows])
         x = decoded.images[rows[0] : rows[-1] + 1]  # a view: the file stays mapped
-        parts[part] = Part(x, y, NORMALIZATION, AUGMENTATION if part == "train" else Augmentation(), SIZE)
+        parts[part] = Part(x, y, NORMALIZATION, AUGMENTATION if part == "train" else Augmentation())
     return Splits(parts["train"], parts["validation"], parts["test"], CLASSES, "pmi")
 
 
@@ -210,7 +210,7 @@ def read_parquet(files: Sequence[Path], on_progress: Progress | None = None) -> 
 
     stats = [(path, path.stat()) for path in files]
     identity = ["pmi", *([str(path.resolve()), s.st_size, s.st_mtime_ns] for path, s in stats)]
-    return decode(identity, images, STORED, on_progress)
+    return decode(identity, images, SIZE, on_progress)
 
 
 def _rows(file: Any, folder: str, path: Path) -> list[Encoded]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from csada.data.augment import Augmentation, Normalization
 from csada.errors import InputError
@@ -32,14 +34,15 @@ class Part:
     y: Tensor  # [N] int64
     normalization: Normalization = field(default_factory=Normalization)
     augmentation: Augmentation = field(default_factory=Augmentation)
-    size: int | None = None  # the side to which images are resized when they are used
     costs: Tensor | None = None  # [N, K], only where costs differ from sample to sample
+    content: NDArray[np.uint64] | None = None  # [N] ids of the files or rows that x was made from
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise InputError(f"{len(self.x)} samples but {len(self.y)} labels; give one label a sample")
-        if self.costs is not None and len(self.costs) != len(self.y):
-            raise InputError(f"{len(self.costs)} rows of costs but {len(self.y)} samples; give one row a sample")
+        for name, rows in (("costs", self.costs), ("content", self.content)):
+            if rows is not None and len(rows) != len(self.y):
+                raise InputError(f"{len(rows)} rows of {name} but {len(self.y)} samples; give one row a sample")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -48,6 +51,11 @@ class Part:
         dtype = str(self.x.dtype).removeprefix("torch.")
         shape = tuple(self.x.shape[1:])
         return f"Part({len(self):,} samples of {shape} {dtype}, {self.normalization}, {self.augmentation})"
+
+    @cached_property
+    def ids(self) -> NDArray[np.uint64]:
+        """[N]: tells samples by their content, as stored: neither order, label nor normalisation matters."""
+        return content_ids(self.x) if self.content is None else self.content
 
     def batch(
         self, index: Tensor, device: torch.device | str = "cpu", generator: torch.Generator | None = None
@@ -58,9 +66,7 @@ class Part:
         y = self.y[index].to(device, non_blocking=True)
         costs = None if self.costs is None else self.costs[index].to(device, non_blocking=True)
         if generator is not None:
-            x = self.augmentation(x, generator, self.size)
-        if self.size is not None and x.shape[-2:] != (self.size, self.size):
-            x = F.interpolate(x.float(), (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+            x = self.augmentation(x, generator)
         return Batch(self.normalization(x), y, costs)
 
     def to(self, device: torch.device | str) -> Part:
@@ -70,7 +76,16 @@ class Part:
     def take(self, index: Tensor | NDArray[np.int64]) -> Part:
         index = torch.as_tensor(index, device=self.x.device)
         costs = None if self.costs is None else self.costs[index]
-        return replace(self, x=self.x.index_select(0, index), y=self.y[index], costs=costs)
+        content = None if self.content is None else self.content[index.cpu().numpy()]
+        return replace(self, x=self.x.index_select(0, index), y=self.y[index], costs=costs, content=content)
+
+
+class Ids(NamedTuple):
+    """The content of every sample of every part, 8 bytes each."""
+
+    train: NDArray[np.uint64]
+    validation: NDArray[np.uint64]
+    test: NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -84,15 +99,77 @@ class Splits:
     name: str = "data"
     skipped: tuple[str, ...] = ()  # files left out because they could not be read, when the user asked for that
     columns: tuple[str, ...] = ()  # the features of a table, in their order
+    warnings: tuple[str, ...] = ()  # what is odd about the data, one line each
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one sample, as a model sees it."""
-        return tuple(self.train.batch(torch.arange(1)).x.shape[1:])
+        return tuple(self.train.x.shape[1:])
+
+    @cached_property
+    def ids(self) -> Ids:
+        return Ids(self.train.ids, self.validation.ids, self.test.ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits: the same samples in the same parts, in any order."""
+        return hashlib.blake2b(
+            b"".join(hashed([np.sort(ids).astype("<u8")]) for ids in self.ids), digest_size=8
+        ).hexdigest()
 
     def __repr__(self) -> str:
         rows = [f"{part}: {len(getattr(self, part)):,}" for part in ("train", "validation", "test")]
         return f"Splits({self.name!r}, {len(self.classes)} classes, {', '.join(rows)}; {self.train!r})"
+
+
+def content_ids(x: Tensor) -> NDArray[np.uint64]:
+    """[N]: a hash of the bytes of each sample."""
+    rows = x.detach().cpu().reshape(len(x), math.prod(x.shape[1:])).contiguous().view(torch.uint8).numpy()
+    return as_ids(hashed(rows))
+
+
+def as_ids(hashes: bytes) -> NDArray[np.uint64]:
+    return np.frombuffer(hashes, "<u8").astype(np.uint64)
+
+
+def hashed(contents: Iterable[Any], key: bytes = b"") -> bytes:
+    """8 bytes of each."""
+    return b"".join(hashlib.blake2b(content, digest_size=8, key=key).digest() for content in contents)
+
+
+def seen(ids: NDArray[np.uint64], trained_on: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """[N]: which of these samples were trained on."""
+    return np.isin(ids, trained_on)
+
+
+def by_content(ids: NDArray[np.uint64], parts: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
+    """Indices split into len(parts) groups in about those proportions, each sample by its id and the seed alone.
+
+    So whatever else comes, goes or is renamed, a sample stays in its group. A group of n samples expected has n to
+    within a few times the square root of n.
+    """
+    drawn = as_ids(hashed(ids.astype("<u8"), str(seed).encode())) / 2.0**64
+    edges = np.cumsum(parts) / np.sum(parts)
+    group = np.searchsorted(edges[:-1], drawn, side="right")
+    return [np.flatnonzero(group == k) for k in range(len(parts))]
+
+
+def repeated(ids: NDArray[np.uint64], names: Sequence[str], groups: Sequence[Any]) -> str:
+    """The names of samples with the same content in different groups; nothing where there are none."""
+    first: dict[int, int] = {}
+    pairs = [(i, j) for j, key in enumerate(ids.tolist()) if groups[i := first.setdefault(key, j)] != groups[j]]
+    return some_of([f"{names[i]} and {names[j]}" for i, j in pairs])
+
+
+def unrepresented(parts: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> dict[str, str]:
+    """The parts that lack classes, and these classes' names; `parts` holds labels."""
+    found = {part: set(labels.tolist()) for part, labels in parts.items()}
+    absent = {part: [name for k, name in enumerate(classes) if k not in labels] for part, labels in found.items()}
+    return {part: some_of(names) for part, names in absent.items() if names}
+
+
+def some_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f", ... ({len(names)} in all)" if len(names) > 3 else "")
 
 
 def stratified(labels: Sequence[int] | NDArray[np.int64], parts: Sequence[float], seed: int) -> list[NDArray[np.int64]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
@@ -11,15 +10,20 @@ import torch
 
 from csada.costs import did_you_mean
 from csada.data.augment import Normalization
-from csada.data.splits import Part, Splits, scaled, stratified
+from csada.data.splits import Part, Splits, by_content, content_ids, repeated, scaled, unrepresented
 from csada.errors import InputError
-from csada.rows import read_rows
+from csada.rows import number, read_rows
+
+INDEX = ("", "Unnamed: 0")  # how pandas writes its index, and how it names one that it has read
 
 
 def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
-    """60 % / 20 % / 20 %, stratified by class. `label` names the label's column; it is the last one unless told."""
+    """60 % / 20 % / 20 %. `label` names the label's column; it is the last one unless told.
+
+    A row's own numbers decide its part, so other rows, other labels or another order of the columns never move it.
+    """
     path = Path(path)
-    header, rows = _read(path)
+    header, rows, warnings = _read(path, label)
     label = header[-1] if label is None else label
     if label not in header:
         raise InputError(f"{path} has no column {label!r}{did_you_mean(label, header)}")
@@ -29,38 +33,60 @@ def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label:
             raise InputError(f"{path}, line {line} has no label in column {label!r}; fill it in or remove the line")
     names = [row[column] for _, row in rows]
     classes = _classes(path, names)
-    x = np.array(
-        [[_number(path, line, header[i], text) for i, text in enumerate(row) if i != column] for line, row in rows]
-    )
+    try:
+        x = np.array(
+            [[number(line, header[i], text) for i, text in enumerate(row) if i != column] for line, row in rows]
+        )
+    except InputError as error:
+        raise InputError(
+            f"{path}, {error}; fill it in or remove it. If this column is the label, make it the last one"
+        ) from None
     y = np.array([classes.index(name) for name in names])
-    indices = stratified(y, (60, 20, 20), seed)
+    columns = tuple(name for name in header if name != label)
+    ids = content_ids(torch.from_numpy(x[:, np.argsort(columns)] + 0.0))  # -0 is 0
+    if same := repeated(ids, [f"line {line}" for line, _ in rows], names):
+        warnings.append(f"{path}: the same numbers in two classes: {same}; keep the right ones")
+    indices = by_content(ids, (60, 20, 20), seed)
     if not all(map(len, indices)):
         raise InputError(f"{path} has too few rows ({len(rows)}) to be split into train, validation and test; add some")
+    labels = dict(zip(("train", "validation", "test"), (y[index] for index in indices), strict=True))
+    for part, absent in unrepresented(labels, classes).items():
+        lacks = f"{path}: {part} has no row of {absent}; add some, or take these classes out"
+        if part == "train":
+            raise InputError(lacks)
+        warnings.append(lacks)
     seen = x[indices[0]]
     # a feature that never changes keeps its scale: its deviation is zero, or a rounding error, which is worse
     std = np.where(seen.min(0) < seen.max(0), seen.std(0), 1.0)
     normalization = Normalization(tuple(seen.mean(0).tolist()), tuple(std.tolist()))
-    whole = Part(torch.from_numpy(x).float(), torch.from_numpy(y), normalization)
+    whole = Part(torch.from_numpy(x).float(), torch.from_numpy(y), normalization, content=ids)
     train, validation, test = (whole.take(index) for index in indices)
-    columns = tuple(name for name in header if name != label)
-    return scaled(Splits(train, validation, test, classes, path.stem, columns=columns), scale, seed)
+    return scaled(
+        Splits(train, validation, test, classes, path.stem, columns=columns, warnings=tuple(warnings)), scale, seed
+    )
 
 
-def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and the rows with the number of their line."""
+def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, list[str]]], list[str]]:
+    """The header, the rows with the number of their line, and what was left out."""
     (_, header), *rows = list(read_rows(path)) or [(0, [])]
     if not header:
         raise InputError(f"{path} is empty; it needs a header and rows of numbers")
+    for line, row in rows:
+        if len(row) != len(header):
+            raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
+    warnings = []
+    if header[0] in INDEX and header[0] != label:
+        header, rows = header[1:], [(line, row[1:]) for line, row in rows]
+        warnings.append(f"{path}: the first column is an index and was left out; name it if it is a feature")
     if len(header) < 2:
         raise InputError(
             f"{path} has the single column {header[0]!r}; it needs features and a label, separated by commas"
         )
     if twice := {name for name in header if header.count(name) > 1}:
         raise InputError(f"{path} has several columns named {sorted(twice)[0]!r}; rename them")
-    for line, row in rows:
-        if len(row) != len(header):
-            raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
-    return header, rows
+    if "" in header:
+        raise InputError(f"{path}: column {header.index('') + 1} has no name; name it or remove it")
+    return header, rows, warnings
 
 
 def _classes(path: Path, names: list[str]) -> tuple[str, ...]:
@@ -79,16 +105,3 @@ def _is_integer(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _number(path: Path, line: int, column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise InputError(
-            f"{path}, line {line}, column {column!r}: {text!r} is not a finite number; fill it in or remove it. "
-            "If this column is the label, make it the last one"
-        )
-    return value

@@ -22,7 +22,7 @@ from PIL import UnidentifiedImageError
 
 from csada.errors import InputError
 from csada.pixels import MODES, SUFFIXES, square
-from csada.rows import read_rows
+from csada.rows import number, read_rows
 
 METADATA, FORMAT = "csada", 2  # of an exported file: where its own description lies, and which one this version reads
 DEVICES = ("cpu", "cuda")
@@ -211,14 +211,4 @@ def _table(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:
 def _numbers(line: int, row: Sequence[str], places: Mapping[str, int], width: int) -> Array:
     if len(row) != width:
         raise ValueError(f"line {line} has {len(row)} values; the header has {width} columns")
-    return np.array([_number(line, name, row[place]) for name, place in places.items()])
-
-
-def _number(line: int, column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not abs(value) <= np.finfo(np.float32).max:
-        raise ValueError(f"line {line}, column {column!r}: {text!r} is not a finite number")
-    return value
+    return np.array([number(line, name, row[place]) for name, place in places.items()])

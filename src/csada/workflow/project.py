@@ -85,7 +85,9 @@ def _located(folder: Path, text: str, may_be_name: bool) -> str:
     """Relative to the folder; but digits, pareto:0 and hub:OWNER/NAME are names, unless such a file is there."""
     joined = folder / Path(text).expanduser()
     looks_like_name = ":" in text or not ({".", "/", os.sep} & set(text) or Path(text).exists())
-    return text if may_be_name and looks_like_name and not joined.exists() else str(joined)
+    if may_be_name and looks_like_name and not joined.exists():
+        return text
+    return f".{os.sep}{joined}" if may_be_name and joined.name == str(joined) else str(joined)  # pills may be a name
 
 
 # -- a first project file --------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from csada import data, models
     from csada.attacks import AttackResult, Outcome, attack, boundary_distance
+    from csada.classifier import Classifier
     from csada.costs import CostMatrix
     from csada.data.splits import Part, Splits
     from csada.decisions import Abstention, CostsByTruth, MinimumExpectedCost, ThresholdMoving
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {  # in the way of the data
+_HOME = {  # in data-flow order
     "CostMatrix": "costs",
     "Evaluation": "metrics",
     "Part": "data.splits",
@@ -41,11 +42,12 @@ _HOME = {  # in the way of the data
     "METHODS": "methods",
     "fit": "training",
     "Fitted": "training",
+    "Classifier": "classifier",
     "InputError": "errors",
     "RunError": "errors",
 }
 
-__all__ = [  # noqa: RUF022 - in the way of the data
+__all__ = [  # noqa: RUF022 - in data-flow order
     "CostMatrix",
     "Evaluation",
     "Part",
@@ -64,6 +66,7 @@ __all__ = [  # noqa: RUF022 - in the way of the data
     "METHODS",
     "fit",
     "Fitted",
+    "Classifier",
     "InputError",
     "RunError",
     "data",

@@ -214,6 +214,18 @@ class CostMatrix:
         order = np.argsort(-key, axis=None, kind="stable")[: min(k, n * (n - 1))]
         return [(int(i // n), int(i % n)) for i in order]
 
+    def critical_pairs(self, k: int = 3) -> list[Pair]:
+        """The k most expensive pairs, as far as they cost more than the cheapest: with equal costs there is none."""
+        cheapest = self.values[~np.eye(len(self), dtype=bool)].min()
+        return [pair for pair in self.top_pairs(k) if self.values[pair] > cheapest]
+
+    def ordered(self, classes: Sequence[str], source: str = "the cost matrix") -> CostMatrix:
+        """The same costs with the classes in this order; other classes are refused."""
+        if changes := name_changes(self.classes, classes):
+            raise InputError(f"{source} names other classes than the data: {changes}")
+        order = [self.index(str(name)) for name in classes]
+        return CostMatrix(self.values[np.ix_(order, order)], classes)
+
     def __str__(self) -> str:
         cells = [["truth \\ predicted", *self.classes]]
         for y, name in enumerate(self.classes):

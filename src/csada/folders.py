@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from uuid import uuid4
 
-from csada.data.splits import Splits
 from csada.errors import InputError, RunError
-from csada.models.bundles import CONFIG
-from csada.paper.spec import identity
 
+CONFIG = "model.json"  # by which a folder of ours is known
 OWN = ".csada"
 LOCK = f"{OWN}/lock"
-OUTDATED = ("README.md", "evidence.npz", "report.html", "model.onnx")
+OUTDATED = ("README.md", "report.html", "model.onnx")
 EXCHANGE, HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 
 
@@ -103,7 +99,7 @@ def replaced(out: Path) -> Iterator[Path]:
         exchange(new, out)
     except OSError as error:
         raise RunError(
-            f"cannot write {out}: {error.strerror}; what was there is kept, and the same command goes on from its checkpoint"
+            f"cannot write {out}: {error.strerror}; what was there is kept; the same command resumes from its checkpoint"
         ) from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -117,7 +113,7 @@ def beside(out: Path) -> Path:
 
 
 def usable(out: Path) -> Path:
-    """The folder's own place, after making sure that it holds nothing strange and can be replaced."""
+    """The folder's own place, after making sure that it contains no foreign files and can be replaced."""
     out = out.resolve()
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give a folder with --out")
@@ -139,10 +135,3 @@ def exchange(a: Path, b: Path) -> None:
         b.rename(aside)
         a.rename(b)
         aside.rename(a)
-
-
-def checkpoint_name(splits: Splits, **settings: Any) -> str:
-    """In the folder, one for every run: the same command finds its checkpoint again, another begins anew."""
-    labels = b"".join(part.y.numpy().tobytes() for part in (splits.train, splits.validation, splits.test))
-    data = [splits.name, splits.classes, list(splits.train.x.shape), asdict(splits.train.normalization)]
-    return f"{OWN}/" + identity({"data": data, "labels": hashlib.sha256(labels).hexdigest(), **settings})

@@ -309,6 +309,12 @@ class Evaluation:
         order = np.argsort(-paid, axis=None, kind="stable")[:k]
         return [self.pair_error(int(i // len(paid)), int(i % len(paid))) for i in order if paid.ravel()[i] > 0]
 
+    def most_confused(self, k: int = 5) -> list[PairError]:
+        """The mistakes that happened most often."""
+        table = self.confusion * ~np.eye(len(self.costs), dtype=bool)
+        order = np.argsort(-table, axis=None, kind="stable")[:k]
+        return [self.pair_error(int(i // len(table)), int(i % len(table))) for i in order if table.ravel()[i] > 0]
+
     def interval(self, statistic: str, confidence: float = 0.95, *, draws: int = 2000, seed: int = 0) -> Interval:
         """Two-sided bootstrap interval over the test samples for accuracy, mean_cost or total_cost."""
         if self.paid is not None and statistic != "accuracy":

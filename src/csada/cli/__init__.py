@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from csada.cli import costs, data, paper, project, report, ship, tune, work  # noqa: F401 - each adds its commands
-from csada.cli.common import app, errors
+from csada.cli import costs, data, evaluate, fit, paper, project, ship, train  # noqa: F401 - each adds its commands
+from csada.cli.common import app, warn
 from csada.errors import InputError, RunError
 
 
 def main() -> None:
     try:
         app()
-    except InputError as error:
-        errors.print(f"csada: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
-        sys.exit(2)
-    except RunError as error:
-        errors.print(f"csada: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
-        sys.exit(1)
+    except (InputError, RunError) as error:
+        warn(f"csada: {error}", style="red")
+        sys.exit(2 if isinstance(error, InputError) else 1)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from csada.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
+    from csada.classifier import Classifier
     from csada.data import Splits
+    from csada.evidence import Evidence
+    from csada.metrics import Evaluation
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,15 +33,21 @@ errors = Console(stderr=True)
 
 OutDir = Annotated[Path, typer.Option("--out", help="Folder for what is written.")]
 DataSet = Annotated[str, typer.Argument(help="A data set's name, a folder of images or a CSV file.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data lie.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data are.")]
 Scale = Annotated[float, typer.Option(help="The fraction of the data to use.")]
 SkipBad = Annotated[bool, typer.Option(help="Leave out images that cannot be decoded, and list them.")]
 Costs = Annotated[str, typer.Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")]
-Size = Annotated[int | None, typer.Option(min=8, help="Pixels to which the sides of images are brought.")]
+Size = Annotated[int | None, typer.Option(min=8, help="Pixels to which the sides of images are resized.")]
 Flip = Annotated[bool, typer.Option(help="Mirror training images: where left and right mean the same.")]
 Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
-Bundle = Annotated[Path, typer.Argument(help="A folder written by `csada train` or `csada fit`.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JSON instead of a table.")]
+Model = Annotated[Path, typer.Argument(help="A folder written by `csada train` or `csada fit`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
+Track = Annotated[str | None, typer.Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
+Seen = Annotated[
+    str,
+    typer.Option(metavar="refuse|drop|keep", help="Validation and test samples that the model was trained on."),
+]
+Trust = Annotated[bool, typer.Option(help="Run the code that a model's folder names (package.module:factory).")]
 
 
 @contextmanager
@@ -50,9 +59,53 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def say(*lines: str, style: str | None = None) -> None:
+    """Text as it is: a class name is never markup."""
+    for line in lines:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(*lines: str, style: str | None = "yellow") -> None:
+    for line in lines:
+        errors.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def show_files(files: list[Path]) -> None:
-    for file in files:
-        console.print(f"wrote {file}", soft_wrap=True)
+    say(*(f"wrote {file}" for file in files))
+
+
+def show_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """The first column holds names."""
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def show_rows(evidence: Evidence) -> None:
+    """The rows that were compared: accuracy in %, cost per 100 predictions."""
+    rows = []
+    for row, e in evidence.test.items():
+        v = evidence.validation[row]
+        low, high = e.interval("mean_cost")
+        numbers = [f"{100 * x:.2f}" for x in (v.accuracy, v.mean_cost, e.accuracy, e.mean_cost)]
+        rows.append((f"{row} *" if row == evidence.chosen else row, *numbers, f"{100 * low:.2f} to {100 * high:.2f}"))
+    show_table(("accuracy,\nvalidation", "cost,\nvalidation", "accuracy,\ntest", "cost,\ntest", "\n95 %"), rows)
+
+
+def numbers(e: Evaluation) -> dict[str, Any]:
+    """An evaluation as plain values."""
+    low, high = e.interval("mean_cost")
+    cost = {"cost_per_100": 100 * e.mean_cost, "interval": [100 * low, 100 * high]}
+    return {"samples": e.samples, "accuracy": e.accuracy, **cost, "coverage": e.coverage}
+
+
+def row_numbers(evidence: Evidence) -> dict[str, Any]:
+    parts = {"validation": evidence.validation, "test": evidence.test}
+    return {row: {part: numbers(rows[row]) for part, rows in parts.items()} for row in evidence.test}
 
 
 def load_data(
@@ -62,26 +115,18 @@ def load_data(
     size: int | None,
     flip: bool,
     skip_bad: bool,
-    bundle: dict[str, Any] | None = None,
+    classifier: Classifier | None = None,
 ) -> Splits:
-    """The data; images in the size that the model of the bundle takes, unless told."""
+    """The data; images in the size that the classifier takes, unless told."""
     from csada.data import load
 
-    takes = (bundle or {}).get("input")
-    if size is None and takes and len(takes["shape"]) == 3 and takes_option(data, data_dir, "size"):
-        size = takes["shape"][-1]
-    given = {"size": size, "flip": flip, "skip_bad": skip_bad}
+    given: dict[str, Any] = {"size": size, "flip": flip, "skip_bad": skip_bad}
+    options = {name: value for name, value in given.items() if value}
     with progress("decoding") as update:
-        splits = load(data, data_dir, scale, on_progress=update, **{k: v for k, v in given.items() if v})
-    for line in (*splits.warnings, *(f"left out: {name}" for name in splits.skipped)):
-        errors.print(line, soft_wrap=True, markup=False, highlight=False)
+        options |= {"data_dir": data_dir, "scale": scale, "on_progress": update}
+        splits = load(data, **options) if classifier is None else classifier.load_data(data, **options)
+    warn(*splits.warnings, *(f"left out: {name}" for name in splits.skipped), style=None)
     return splits
-
-
-def takes_option(data: str, data_dir: Path | None, option: str) -> bool:
-    from csada.data import find
-
-    return option in inspect.signature(import_module(find(data, data_dir)[0]).load).parameters
 
 
 def chosen_device(name: str) -> torch.device:

@@ -9,44 +9,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from csada.cli.common import AsJson, DataDir, DataSet, app, console, show_files
+from csada.cli import common as cli
 from csada.errors import InputError
 
 if TYPE_CHECKING:
     from csada.costs import CostMatrix
 
 costs_app = typer.Typer(no_args_is_help=True, help="What mistakes cost: write a template, check a file.")
-app.add_typer(costs_app, name="costs")
+cli.app.add_typer(costs_app, name="costs")
 
-SHOWN = 10  # of the dearest mistakes
+SHOWN = 10  # of the costliest mistakes
 FEW = 30  # test samples below which hardly anything can be proven about a class
 WIDE = 1000  # a factor between costs above which the small ones hardly count
 
 IN_WORDS = """\
-What each mistake costs. The truth comes first: what it is, then what it is called.
+What each mistake costs. The truth comes first, then the prediction.
 Any unit will do (money, harm, minutes); only the ratios matter. A right answer costs 0.
 Lines that start with # are comments. When you are done: csada costs check {file}
 """
 LIST_IN_WORDS = """
 The line *,*,{default} is every mistake that is not listed. Add a line for each mistake that costs more or less, such as
   {truth},{predicted},10,why this is bad
-A star stands for every class: {truth},*,5 is whatever {truth} is called. The more exact line wins.
-Keep the lines that call a class by its own name: they say which classes there are.
+A star stands for every class: {truth},*,5 is any mistake on {truth}. The more exact line wins.
+Keep the lines in which truth and prediction are the same: they say which classes there are.
 """
 TABLE_IN_WORDS = """
-A row is the truth, a column what it is called: 10 in row {truth}, column {predicted}
-is paid when {truth} is called {predicted}.
+Rows are the truth, columns the prediction: 10 in row {truth}, column {predicted}
+is paid when {truth} is labelled as {predicted}.
 """
 
 
 @costs_app.command("new")
 def costs_new(
-    data: DataSet,
+    data: cli.DataSet,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("costs.csv"),
     default: Annotated[float, typer.Option(min=0, help="What every mistake costs until you say otherwise.")] = 1.0,
     matrix: Annotated[bool, typer.Option("--matrix", help="A square table instead of a list of mistakes.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
-    data_dir: DataDir = None,
+    data_dir: cli.DataDir = None,
 ) -> None:
     """A template for the costs, with the data's class names: a list of mistakes, or a square table.
 
@@ -57,7 +57,7 @@ def costs_new(
     from csada.data import counts
 
     write_template(out, counts(data, data_dir)["train"], default, matrix=matrix)
-    show_files([out])
+    cli.show_files([out])
 
 
 def write_template(out: Path, classes: Iterable[str], default: float = 1.0, *, matrix: bool = False) -> None:
@@ -79,8 +79,8 @@ def _quoted(name: str) -> str:
 def costs_check(
     costs: Annotated[str, typer.Argument(help="A CSV file by class name, or pmi.", metavar="FILE")],
     data: Annotated[str | None, typer.Option(help="The data the costs are for: names and test samples.")] = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    data_dir: cli.DataDir = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """What a file of costs says, in words, and what is odd about it. Exit code 2 when it cannot be used.
 
@@ -92,31 +92,30 @@ def costs_check(
         typer.echo(json.dumps({"file": costs} | found, indent=1, ensure_ascii=False))
         return
 
-    def say(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
     scale = found["costs"]
-    say(
+    cli.say(
         f"{costs}: {len(table)} classes, {scale['mistakes']:,} possible mistakes; they cost {scale['smallest']:g} to "
         f"{scale['largest']:g}, {scale['mean']:.4g} on average. A right answer costs 0."
     )
-    say(f"The truth comes first (the row of a table, the first name in a list): {found['orientation']}.")
-    if found["dearest"]:
-        say("If that is the wrong way round, swap truth and prediction in the file.")
-        say("\nThe dearest mistakes:")
-        for pair in found["dearest"]:
-            say(f"  calling {pair['truth']} {pair['predicted']} costs {pair['cost']:g}")
+    cli.say(f"The truth comes first (the row of a table, the first name in a list): {found['orientation']}.")
+    if found["costliest"]:
+        cli.say("If that is the wrong way round, swap truth and prediction in the file.", "\nThe costliest mistakes:")
+        for pair in found["costliest"]:
+            cli.say(f"  {pair['truth']} labelled as {pair['predicted']} costs {pair['cost']:g}")
         if found["ties"]:
-            say(f"  and {found['ties']:,} more at {found['dearest'][-1]['cost']:g}")
-        say(f"{found['uneven']:,} of {scale['mistakes'] // 2:,} pairs of classes cost more one way than the other.")
+            cli.say(f"  and {found['ties']:,} more at {found['costliest'][-1]['cost']:g}")
+        cli.say(f"{found['uneven']:,} of {scale['mistakes'] // 2:,} pairs of classes cost more one way than the other.")
     for warning in found["warnings"]:
-        say(f"\nNote: {warning}.", "yellow")
+        cli.say(f"\nNote: {warning}.", style="yellow")
     if found["unproven"]:
-        say("\nNote: few test samples. What a test without a single such mistake would prove (95 %):", "yellow")
+        cli.say(
+            "\nNote: few test samples. What a test without a single such mistake would prove (95 %):", style="yellow"
+        )
         for line in found["unproven"]:
             proven = f"at most {100 * line['at_most']:.1f} % are" if line["samples"] else "nothing about those"
-            say(f"  {line['truth']}, {line['samples']} samples: {proven} called {line['predicted']}", "yellow")
-        say("  300 samples would prove 1 %.", "yellow")
+            text = f"  {line['truth']}, {line['samples']} samples: {proven} labelled as {line['predicted']}"
+            cli.say(text, style="yellow")
+        cli.say("  300 samples would prove 1 %.", style="yellow")
 
 
 def read_costs(costs: str, data: str | None, data_dir: Path | None = None) -> tuple[CostMatrix, dict[str, int] | None]:
@@ -127,7 +126,7 @@ def read_costs(costs: str, data: str | None, data_dir: Path | None = None) -> tu
     if data is None:
         return (CostMatrix.preset(costs) if costs == "pmi" and not is_file else CostMatrix.from_csv(costs)), None
     from csada.data import counts
-    from csada.workflow.compare import costs_for
+    from csada.workflow.settings import costs_for
 
     test = counts(data, data_dir)["test"]
     return costs_for(costs, tuple(test)), test
@@ -142,14 +141,14 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
     names, values = costs.classes, costs.values
     mistakes = values[~np.eye(len(costs), dtype=bool)]
     smallest, largest = float(mistakes.min()), float(mistakes.max())
-    dear = [(y, z) for y, z in costs.top_pairs(mistakes.size) if values[y, z] > smallest]
-    shown = dear[:SHOWN]
-    ties = sum(values[pair] == values[shown[-1]] for pair in dear[SHOWN:])
+    critical = costs.critical_pairs(mistakes.size)
+    shown = critical[:SHOWN]
+    ties = sum(values[pair] == values[shown[-1]] for pair in critical[SHOWN:])
 
     uneven = int((values > values.T).sum())
     y, z = costs.top_pairs(1, by="asymmetry" if uneven else "cost")[0]
-    orientation = f"{values[y, z]:g} is paid when {names[y]} is called {names[z]}"
-    orientation += f", {values[z, y]:g} when {names[z]} is called {names[y]}"
+    orientation = f"{values[y, z]:g} is paid when {names[y]} is labelled as {names[z]}"
+    orientation += f", {values[z, y]:g} when {names[z]} is labelled as {names[y]}"
 
     warnings = []
     if smallest == largest:
@@ -162,14 +161,16 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
         least = float(mistakes[mistakes > 0].min())
         if largest > WIDE * least:
             warnings.append(
-                f"the dearest mistake costs {largest / least:,.0f} times as much as the cheapest that costs anything: the "
+                f"the costliest mistake costs {largest / least:,.0f} times as much as the cheapest that costs anything: the "
                 "cheap ones will hardly count; if they should, bring the costs closer together (or fit with --set tau=0.5)"
             )
         for k, name in enumerate(names):
             if not values[k].any():
-                warnings.append(f"mistakes on {name} are free: whatever it is called costs 0")
+                warnings.append(f"mistakes on {name} are free: any wrong label of it costs 0")
             if not values[:, k].any():
-                warnings.append(f"calling anything {name} is free: a rule that avoids costs would answer {name} always")
+                warnings.append(
+                    f"labelling anything as {name} is free: a rule that avoids costs would always answer {name}"
+                )
     unproven = [
         {"truth": names[y], "predicted": names[z], "samples": (n := test[names[y]]), "at_most": at_most(0, n)}
         for y, z in shown
@@ -179,7 +180,7 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
         "classes": list(names),
         "orientation": orientation,
         "costs": {"mistakes": mistakes.size, "smallest": smallest, "largest": largest, "mean": float(mistakes.mean())},
-        "dearest": [{"truth": names[y], "predicted": names[z], "cost": float(values[y, z])} for y, z in shown],
+        "costliest": [{"truth": names[y], "predicted": names[z], "cost": float(values[y, z])} for y, z in shown],
         "ties": int(ties),
         "uneven": uneven,
         "warnings": warnings,

@@ -9,23 +9,23 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from csada.cli.common import AsJson, DataDir, DataSet, Scale, SkipBad, app, console, progress, show_files
+from csada.cli import common as cli
 from csada.errors import InputError
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: show what they hold, download public ones.")
-app.add_typer(data_app, name="data")
+cli.app.add_typer(data_app, name="data")
 
 
 @data_app.command("show")
 def data_show(
-    data: DataSet,
-    data_dir: DataDir = None,
-    scale: Scale = 1.0,
-    skip_bad: SkipBad = False,
+    data: cli.DataSet,
+    data_dir: cli.DataDir = None,
+    scale: cli.Scale = 1.0,
+    skip_bad: cli.SkipBad = False,
     figure: Annotated[Path | None, typer.Option(help="Also draw one image of each class into this file.")] = None,
-    as_json: AsJson = False,
+    as_json: cli.AsJson = False,
 ) -> None:
-    """What a data set holds: parts, classes, samples a class.
+    """What a data set holds: parts, classes, samples per class.
 
     Example: csada data show pills --scale 0.05 --figure out/pills.png
     """
@@ -35,7 +35,7 @@ def data_show(
     from csada.report.examples import examples_figure
     from csada.report.style import save
 
-    with progress("decoding") as update:
+    with cli.progress("decoding") as update:
         splits = load(data, data_dir, scale, on_progress=update, **({"skip_bad": True} if skip_bad else {}))
     names = ("train", "validation", "test")
     parts = [getattr(splits, name) for name in names]
@@ -50,16 +50,15 @@ def data_show(
             table.add_row(label, *map(str, numbers))
         table.add_section()
         table.add_row("all", *(f"{len(part):,}" for part in parts))
-        console.print(table)
-        for line in (*splits.warnings, *(f"left out: {file}" for file in splits.skipped)):
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        cli.console.print(table)
+        cli.say(*splits.warnings, *(f"left out: {file}" for file in splits.skipped))
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")
         first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(splits.classes))]
         images = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
         files = save(examples_figure(images, splits.classes, columns=5), figure, (figure.suffix[1:] or "png",))
-        show_files([] if as_json else files)
+        cli.show_files([] if as_json else files)
 
 
 @data_app.command("fetch")
@@ -73,17 +72,17 @@ def data_fetch(
     """
     from csada.data.fetch import fetch
 
-    with progress("downloading") as update:
+    with cli.progress("downloading") as update:
         where = fetch(name, data_dir, on_progress=update)
-    console.print(f"{name} is in {where}", soft_wrap=True)
+    cli.say(f"{name} is in {where}")
 
 
 @data_app.command("save")
 def data_save(
-    data: DataSet,
+    data: cli.DataSet,
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
-    data_dir: DataDir = None,
-    scale: Scale = 1.0,
+    data_dir: cli.DataDir = None,
+    scale: cli.Scale = 1.0,
     seed: Annotated[int, typer.Option(help="Of the draw and of the splits.")] = 0,
     size: Annotated[
         int | None, typer.Option(min=8, help="Pixels of a side, where the data set lets one choose.")
@@ -95,7 +94,7 @@ def data_save(
     """
     from csada.data import folder, load
 
-    with progress("drawing") as update:
+    with cli.progress("drawing") as update:
         splits = load(data, data_dir, scale, seed, on_progress=update, **({} if size is None else {"size": size}))
-    with progress("writing") as update:
-        show_files([folder.save(splits, out, update)])
+    with cli.progress("writing") as update:
+        cli.show_files([folder.save(splits, out, update)])

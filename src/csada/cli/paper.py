@@ -11,13 +11,13 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from csada.cli.common import OutDir, app, console, errors, progress, show_files
+from csada.cli import common as cli
 from csada.errors import InputError, RunError
 
 
-@app.command()
+@cli.app.command()
 def toy(
-    out: OutDir = Path("out"),
+    out: cli.OutDir = Path("out"),
     seeds: Annotated[
         int, typer.Option(min=1, help="How many seeds; the figure shows the first with a critical error.")
     ] = 4,
@@ -32,7 +32,7 @@ def toy(
     from csada.report.style import save
 
     runs = []
-    with progress("training") as update:
+    with cli.progress("training") as update:
         for seed in range(seeds):
             runs.append(run_toy(seed, spread))
             update(seed + 1, seeds)
@@ -44,14 +44,14 @@ def toy(
     table.add_row("critical errors, green called blue", *(f"{sum(c) / seeds:.2f}" for c in zip(*counts, strict=True)))
     accuracies = [(100 * run.before.accuracy, 100 * run.after.accuracy) for run in runs]
     table.add_row("accuracy (%)", *(f"{sum(a) / seeds:.2f}" for a in zip(*accuracies, strict=True)))
-    console.print(table)
-    console.print(f"The figure shows seed {shown}.")
-    show_files(files)
+    cli.console.print(table)
+    cli.console.print(f"The figure shows seed {shown}.")
+    cli.show_files(files)
 
 
-@app.command()
+@cli.app.command()
 def demo(
-    out: OutDir = Path("out"),
+    out: cli.OutDir = Path("out"),
     seeds: Annotated[int, typer.Option(min=2, help="How many times, each with its own split and start.")] = 8,
 ) -> None:
     """Handwritten digits as doses: four answers to costly mistakes, compared. No download, about half a minute.
@@ -63,11 +63,11 @@ def demo(
     from csada.paper.demo_figure import demo_figure
     from csada.report.style import save
 
-    console.print("What the mistakes cost (every other one costs 1):")
+    cli.console.print("What the mistakes cost (every other one costs 1):")
     for (truth, predicted), (cost, why) in REASONS.items():
-        console.print(f"  {truth} read as {predicted}: {cost:>2}  {why}", highlight=False)
+        cli.console.print(f"  {truth} read as {predicted}: {cost:>2}  {why}", highlight=False)
     runs = []
-    with progress("training") as update:
+    with cli.progress("training") as update:
         for run in run_demo(seeds):
             runs.append(run)
             update(len(runs), seeds)
@@ -82,21 +82,21 @@ def demo(
         pairs = [str(row.critical[pair].errors) for pair in top]
         table.add_row(name, *means, *pairs, str(sum(p.errors for p in row.critical.values())))
     fitted = 100 * sum(run.training_accuracy for run in runs) / len(runs)
-    console.print(
+    cli.console.print(
         f"\nThe baseline gets {fitted:.1f} % of its training data right: there is no training error to re-weigh."
     )
-    console.print(table)
+    cli.console.print(table)
     samples = rows["baseline"].critical[top[0]].samples
-    console.print(
+    cli.console.print(
         f"Mean ± half of the 95 % interval over {seeds} seeds. On the right, errors of all seeds together: on the dearest "
         f"pairs (of {samples} test samples of a {top[0][0]}), and on all {len(REASONS)} above.\n"
         "The rule predicts the class of least expected cost, with probabilities calibrated on validation data."
     )
     figure = demo_figure(*({n: getattr(r, k) for n, r in rows.items()} for k in ("weighted_error_rate", "accuracy")))
-    show_files(save(figure, out / "demo.png"))
+    cli.show_files(save(figure, out / "demo.png"))
 
 
-@app.command()
+@cli.app.command()
 def tabular(
     out: Annotated[Path, typer.Option("--out", help="The record to write.")] = Path("out/tabular.json"),
     seeds: Annotated[int, typer.Option(min=2, help="How many splits, each with its own baseline.")] = 10,
@@ -106,9 +106,9 @@ def tabular(
     Example: csada tabular --seeds 3
     """
     from csada.paper import tabular as experiment
-    from csada.workflow.runs import write_json
+    from csada.reading import write_json
 
-    with progress("training") as update:
+    with cli.progress("training") as update:
         record = experiment.run(seeds, update)
     for name in record["datasets"]:
         table = Table(title=f"{name}, mean over {seeds} seeds, cheapest first", box=SIMPLE)
@@ -117,11 +117,11 @@ def tabular(
         for line in experiment.summary(record, name):
             difference = f"{line['difference']:+.3f} ({line['difference_se']:.3f})"
             table.add_row(line["method"], f"{line['cost']:.3f}", difference, f"{100 * line['accuracy']:.2f}")
-        console.print(table)
-    show_files([write_json(out, record)])
+        cli.console.print(table)
+    cli.show_files([write_json(out, record)])
 
 
-@app.command()
+@cli.app.command()
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="One of --list, all (the shortest first), or a TOML file of yours.")
@@ -151,7 +151,7 @@ def reproduce(
     Example: csada reproduce failure-cifar10 --limit-minutes 30
     """
     from csada.paper import spec as specs
-    from csada.paper.sweep import collect, make_plan, run_experiment, write_record
+    from csada.paper.sweep import collect, plan_runs, run_experiment, write_record
 
     if show:
         table = Table("name", "data", "runs done", "left, about", "shows", box=SIMPLE)
@@ -159,7 +159,7 @@ def reproduce(
         for each in specs.names():
             if specs.has_scale(each, scale):
                 spec = specs.load_spec(each, scale, data)
-                plan = make_plan(spec, runs, results)
+                plan = plan_runs(spec, runs, results)
                 total = len(plan.runs) or spec.count
                 left = len(plan.missing()) if plan.runs else total
                 table.add_row(each, spec.data, f"{total - left} of {total}", _duration(left * spec.seconds), spec.title)
@@ -168,18 +168,18 @@ def reproduce(
         if as_json:
             typer.echo(json.dumps(listed, indent=1))
             return
-        console.print(table)
-        console.print("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.", soft_wrap=True)
+        cli.console.print(table)
+        cli.console.print("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.", soft_wrap=True)
         return
     if name is None:
         raise InputError("name an experiment, or all; csada reproduce --list shows them")
     names = [each for each in specs.names() if specs.has_scale(each, scale)] if name == "all" else [name]
     chosen = sorted((specs.load_spec(each, scale, data) for each in names), key=lambda s: s.count * s.seconds)
-    only = specs.Choice(methods.split(",") if methods else None, matrices, replications)
+    only = specs.Selection(methods.split(",") if methods else None, matrices, replications)
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     failed = 0
     for spec in chosen:
-        with progress(spec.name) as update:
+        with cli.progress(spec.name) as update:
             report = run_experiment(
                 spec,
                 runs,
@@ -192,13 +192,13 @@ def reproduce(
                 on_progress=update,
             )
         record = collect(spec, runs, results)
-        console.print(
+        cli.console.print(
             f"{spec.name}, {scale}: {len(report.done)} done now, {len(report.skipped)} before, "
             f"{len(report.left)} left, {len(report.failed)} failed",
             highlight=False,
         )
         for run, reason in report.failed.items():
-            errors.print(f"  failed: {run}: {reason}", style="red", markup=False, soft_wrap=True, highlight=False)
+            cli.warn(f"  failed: {run}: {reason}", style="red")
         failed += len(report.failed)
         if record["runs"]:
             files = [write_record(results / f"{spec.record}.json", record)]
@@ -206,7 +206,7 @@ def reproduce(
                 from csada.paper.reproduction import render
 
                 files += render(record, results / spec.record if spec.variant else results)
-            show_files(files)
+            cli.show_files(files)
     if failed:
         raise RunError(f"{failed} run{'s' * (failed > 1)} failed, named above; the same command tries again")
 
@@ -214,8 +214,8 @@ def reproduce(
 ResultsDir = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 
 
-@app.command("tables")
-def write_tables(results: ResultsDir = Path("results"), out: OutDir = Path("results")) -> None:
+@cli.app.command("tables")
+def write_tables(results: ResultsDir = Path("results"), out: cli.OutDir = Path("results")) -> None:
     """The paper's tables from the records, ours beside the paper's: Markdown, CSV and LaTeX.
 
     Example: csada tables --results results --out out/tables
@@ -224,11 +224,11 @@ def write_tables(results: ResultsDir = Path("results"), out: OutDir = Path("resu
     from csada.paper import reproduction
 
     for record in records.read_records(results):
-        show_files(reproduction.write_tables(record, out))
+        cli.show_files(reproduction.write_tables(record, out))
 
 
-@app.command("figures")
-def write_figures(results: ResultsDir = Path("results"), out: OutDir = Path("results")) -> None:
+@cli.app.command("figures")
+def write_figures(results: ResultsDir = Path("results"), out: cli.OutDir = Path("results")) -> None:
     """The paper's figures from the records: PNG and SVG.
 
     Example: csada figures --results results --out out/figures
@@ -237,7 +237,7 @@ def write_figures(results: ResultsDir = Path("results"), out: OutDir = Path("res
     from csada.paper import reproduction
 
     for record in records.read_records(results):
-        show_files(reproduction.write_figures(record, out))
+        cli.show_files(reproduction.write_figures(record, out))
 
 
 def _duration(seconds: float) -> str:

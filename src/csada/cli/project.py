@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from csada.cli.common import DataSet, app, console, errors, show_files
+from csada.cli import common as cli
 from csada.errors import InputError
 from csada.files import write_text
 
@@ -42,7 +42,7 @@ class ProjectGroup(TyperGroup):
             return name, command, rest
         settings = read(path, known)[key]
         if settings:
-            errors.print(f"settings from {path}", style="dim", markup=False, highlight=False, soft_wrap=True)
+            cli.warn(f"settings from {path}", style="dim")
         # What may be repeated goes before the flags that were given, which then add to it or win.
         flags = [word for s, values in settings.items() if s.flag for v in values for word in (s.flag, str(v))]
         defaults = {s.parameter: value for s, value in settings.items() if not s.flag}
@@ -88,7 +88,7 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, command
 
 
-@app.callback(cls=ProjectGroup)
+@cli.app.callback(cls=ProjectGroup)
 def options(
     project: Annotated[
         Path | None, typer.Option(help="Where settings come from that are not given; csada.toml, where there is one.")
@@ -97,9 +97,9 @@ def options(
     """What holds for every command; ProjectGroup makes use of it."""
 
 
-@app.command()
+@cli.app.command()
 def init(
-    data: DataSet,
+    data: cli.DataSet,
     out: Annotated[Path, typer.Option("--out", help="The project's folder.")] = Path("."),
     costs: Annotated[
         str | None, typer.Option(help="A CSV file that is there, or pmi; else a template is made.")
@@ -134,11 +134,11 @@ def init(
         write_text(file, text)
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; choose another place with --out") from None
-    show_files([table, file] if is_new else [file])
+    cli.show_files([table, file] if is_new else [file])
     steps = {
         "csada costs check": "what the costs say",
         "csada train": f"{choice.train['model']}, {choice.train['epochs']} epochs, into baseline/",
-        "csada fit": "the dear mistakes made rarer, into model/",
+        "csada fit": "the expensive mistakes made rarer, into model/",
         "csada report": "report.html",
         "csada export": "model.onnx",
         "csada predict IMAGES": "decisions on new ones",
@@ -146,8 +146,7 @@ def init(
     lines = [f"\nNext: say in {table} what each mistake costs. Then" if is_new else "\nNext:"]
     lines += [f"  cd {out}"] if out != Path(".") else []
     lines += [f"  {command:22}{what}" for command, what in steps.items()]
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    cli.say(*lines)
 
 
 def _images(data: str) -> tuple[int | None, bool]:

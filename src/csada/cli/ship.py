@@ -12,44 +12,45 @@ from typing import IO, Annotated
 
 import typer
 
-from csada.cli.common import AsJson, app, console, errors, progress, show_files
+from csada.cli import common as cli
 from csada.errors import InputError, RunError
 from csada.files import whole
 
 FORMATS = ("csv", "jsonl")
 
 
-@app.command()
+@cli.app.command()
 def export(
     model: Annotated[Path, typer.Argument(help="A folder written by `csada train` or `csada fit`.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; model.onnx in that folder unless told.")] = None,
     dtype: Annotated[
         str | None, typer.Option("--input", metavar="uint8|float32", help="What the file takes; as stored unless told.")
     ] = None,
-    as_json: AsJson = False,
+    trust: cli.Trust = False,
+    as_json: cli.AsJson = False,
 ) -> None:
     """One ONNX file that takes raw pixels or rows and decides by cost, on any machine with onnxruntime.
 
     Example: csada export out/fitted --out pills.onnx
     """
-    from csada.shipping.export import export as write
+    from csada.classifier import Classifier
+    from csada.reading import plain
 
     file = model / "model.onnx" if out is None else out
-    about = write(model, file, dtype)
+    written = Classifier.load(model, trust=trust).export(file, dtype)
+    about = written.about
     if as_json:
-        typer.echo(json.dumps({"file": str(file)} | about))
+        facts = {"file": str(file), "bytes": written.bytes, "difference": written.difference}
+        typer.echo(json.dumps(facts | plain(about)))
         return
-    shape = " x ".join(map(str, ("N", *about["input"]["shape"])))
-    console.print(
-        f"{len(about['classes'])} classes, input {shape} {about['input']['dtype']}, {about['bytes'] / 1e3:,.0f} kB; "
-        f"onnxruntime and PyTorch agree to {about['difference']:.1g}",
-        soft_wrap=True,
-        highlight=False,
+    cli.say(
+        f"{len(about.classes)} classes, input N x {about.input}, {written.bytes / 1e3:,.0f} kB; "
+        f"onnxruntime and PyTorch agree to {written.difference:.1g}"
     )
-    show_files([file])
+    cli.show_files([file])
 
 
-@app.command()
+@cli.app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A folder of `csada train` or `csada fit`, or an exported .onnx file.")],
     inputs: Annotated[list[Path], typer.Argument(help="Images, folders of images, or one CSV file of rows.")],
@@ -57,6 +58,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="The file to write; else the rows are printed.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Also what each class would be expected to cost.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples decided at once.")] = 64,
+    trust: cli.Trust = False,
     device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="A GPU where there is one.")] = None,
 ) -> None:
     """Decide new inputs: class, probability, expected cost, and whether to refer the case to a person.
@@ -67,23 +69,23 @@ def predict(
         raise InputError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     if out is not None and out.is_dir():
         raise InputError(f"{out} is a folder; name the file to write, such as {out / f'decisions.{form}'}")
-    from csada.shipping.predict import files, open_model
-    from csada.shipping.predict import predict as rows_of
+    from csada.workflow.predict import files, open_model
+    from csada.workflow.predict import predict as rows_of
 
-    opened = open_model(model, device)
+    opened = open_model(model, device, trust=trust)
     rows = rows_of(opened, inputs, batch_size, every)
     name, *_ = columns = opened.columns(every)
-    total = 0 if out is None or opened.takes_rows else sum(1 for _ in files(inputs))
+    total = 0 if out is None or opened.input.is_row else sum(1 for _ in files(inputs))
     done = failed = 0
-    with _output(out) as stream, progress("predicting") if total else nullcontext() as update:
+    with _output(out) as stream, cli.progress("predicting") if total else nullcontext() as update:
         table = csv.DictWriter(stream, columns, lineterminator="\n")
         if form == "csv":
             table.writeheader()
         for row in rows:
             if "error" in row:
                 failed += 1
-                where = f"row {row[name]}" if opened.takes_rows else row[name]
-                errors.print(f"csada: {where}: {row['error']}", markup=False, soft_wrap=True, highlight=False)
+                where = f"row {row[name]}" if opened.input.is_row else row[name]
+                cli.warn(f"csada: {where}: {row['error']}", style=None)
             if form == "csv":
                 table.writerow(row)
             else:
@@ -97,7 +99,7 @@ def predict(
             where = ", ".join(map(str, inputs))
             raise InputError(f"nothing in {where} can be read" if done else f"{where} holds nothing to predict")
     if out is not None:
-        show_files([out])
+        cli.show_files([out])
     if failed:
         raise RunError(f"{failed} of {done} inputs could not be read; their rows say why")
 

@@ -27,6 +27,7 @@ __all__ = [
     "counts",
     "find",
     "load",
+    "options_of",
     "seen",
     "stratified",
 ]
@@ -60,17 +61,21 @@ def load(
     name = os.fspath(name_or_path)
     module, where = find(name, data_dir)
     source = import_module(module).load
-    known = inspect.signature(source).parameters
+    own = options_of(name, data_dir)
     for option in options:
-        if option not in known:
-            own = [o for o in known if o not in ("data_dir", "path", "scale", "seed", "on_progress")]
-            raise InputError(
-                f"unknown option {option!r} for {name}{did_you_mean(option, own) if own else ', which has none'}"
-            )
-    if "on_progress" in known:
+        if option not in own:
+            hint = did_you_mean(option, own) if own else ", which has none"
+            raise InputError(f"unknown option {option!r} for {name}{hint}")
+    if "on_progress" in inspect.signature(source).parameters:
         options["on_progress"] = on_progress
     splits: Splits = source(where, scale, seed, **options)
     return splits
+
+
+def options_of(name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> list[str]:
+    """The options that this source takes beside those of `load`."""
+    known = inspect.signature(import_module(find(os.fspath(name_or_path), data_dir)[0]).load).parameters
+    return [option for option in known if option not in ("data_dir", "path", "scale", "seed", "on_progress")]
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[str, str | os.PathLike[str] | None]:

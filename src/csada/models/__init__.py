@@ -1,6 +1,6 @@
 """Classifiers: a few of our own, any nn.Module of yours, and the files they are kept in."""
 
-from csada.models.bundles import load, read_config, save
+from csada.models.factories import load
 from csada.models.layers import freeze, head, replace_head, unfreeze
 from csada.models.plain import cnn, mlp
 from csada.models.recipes import RECIPES, Recipe, Stage
@@ -22,9 +22,7 @@ __all__ = [
     "load",
     "load_weights",
     "mlp",
-    "read_config",
     "replace_head",
     "resnet",
-    "save",
     "unfreeze",
 ]

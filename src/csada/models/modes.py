@@ -13,6 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from csada.errors import InputError
 
 
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The device of the first parameter or buffer; a model without any counts as on the CPU."""
     for tensor in (*model.parameters(), *model.buffers()):

@@ -10,14 +10,17 @@ from typing import Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from csada.errors import InputError
+from csada.files import read_bytes
 from csada.models import layers
 
 HUB = "hub:"  # hub:timm/resnet34.a1_in1k is a repository on the Hugging Face hub
 WEIGHTS = "model.safetensors"
+MOST = 2**36  # bytes of a file of weights
 
 
 def load_weights(
@@ -56,7 +59,7 @@ def read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"no weights at {path}; give a .safetensors file, a torch file or {HUB}owner/name")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return load(read_bytes(path, MOST))
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -68,6 +71,12 @@ def read(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{path} holds no table of tensors; save it with torch.save(model.state_dict(), ...)")
     return dict(state)
+
+
+def save(model: nn.Module, path: Path) -> None:
+    """Every parameter and buffer, as one safetensors file."""
+    state = model.state_dict().items()
+    path.write_bytes(save_tensors({k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in state}))
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], source: str | os.PathLike[str]) -> None:

@@ -35,7 +35,7 @@ REASONS = {  # (truth, read as): (cost, why)
 }
 COSTS = CostMatrix.from_pairs(tuple("0123456789"), {pair: cost for pair, (cost, _) in REASONS.items()}, default=1)
 ROWS = ("baseline", "baseline + rule", "CSADA", "CSADA + rule")
-PARTS = (20, 30, 50)  # a small training set, so that the overfitted model still makes mistakes
+SHARES = (20, 30, 50)  # a small training set, so that the overfitted model still makes mistakes
 
 
 FINE_TUNING: dict[str, Any] = {"lr": 0.001, "weight": 2.0, "tasks": 16, "step_size": 0.02, "steps": 5}
@@ -51,7 +51,7 @@ class DemoRun:
 
 def run_demo(seeds: int = 8) -> Iterator[DemoRun]:
     for seed in range(seeds):
-        splits = load(seed=seed, parts=PARTS)
+        splits = load(seed=seed, parts=SHARES)
         start = create("cnn", 10, channels=1, size=8, seed=seed)
         with borrowed_threads(1):
             baseline = fit(start, splits, "cross_entropy", COSTS, epochs=60, lr=0.05, batch_size=64, seed=seed).model

@@ -16,6 +16,7 @@ from csada.costs import CostMatrix, Pair
 from csada.errors import InputError
 from csada.metrics import Counts
 from csada.paper.toy_figure import ToyPanel
+from csada.reading import parse_json, read_text
 
 EXPERIMENTS = (
     "toy",
@@ -33,7 +34,7 @@ DATA = {"cifar10": "CIFAR-10", "mnist": "MNIST", "pmi": "PMI", "pills": "drawn p
 
 
 @dataclass(frozen=True)
-class Run:
+class Result:
     """One fine-tuned model and the baseline it started from, as confusion counts on the test data."""
 
     method: str
@@ -53,7 +54,7 @@ class Run:
         return self.costs.top_pairs(1)[0]
 
 
-class Toy(NamedTuple):
+class ToyResult(NamedTuple):
     spread: float
     counts: Mapping[tuple[bool, bool], Counts]  # as a run's; those by the rule may be lacking
     epsilon: float
@@ -66,8 +67,8 @@ class Record:
     experiment: str
     scale: str
     classes: tuple[str, ...]
-    runs: tuple[Run, ...]  # by cost matrix
-    toys: tuple[Toy, ...] = ()
+    runs: tuple[Result, ...]  # by cost matrix
+    toys: tuple[ToyResult, ...] = ()
     loaded: str = ""  # the data by their own name, which may be more exact than the one asked for: CIFAR-10 (JPEG)
 
     @property
@@ -79,9 +80,9 @@ class Record:
         samples = int(self.runs[0].counts[True, False].sum())
         return f"{self.data}, {self.runs[0].model}, {samples:,} test samples, scale {self.scale}."
 
-    def matrices(self) -> dict[str, list[Run]]:
+    def matrices(self) -> dict[str, list[Result]]:
         """The runs by cost matrix, the first matrix first."""
-        groups: dict[str, list[Run]] = {}
+        groups: dict[str, list[Result]] = {}
         for run in self.runs:
             groups.setdefault(run.matrix, []).append(run)
         return groups
@@ -91,10 +92,7 @@ def read_records(folder: str | os.PathLike[str]) -> list[Record]:
     """The records of the paper's experiments in a folder, by name; other JSON files there are left alone."""
     found = []
     for path in sorted(Path(folder).glob("*.json")):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read the record {path}: {error}") from None
+        content = parse_json(read_text(path), str(path))
         if isinstance(content, dict) and content.get("experiment") in EXPERIMENTS and "scale" in content:
             found.append(parse(content | {"name": path.stem}))
     if not found:
@@ -124,7 +122,7 @@ def parse(record: Mapping[str, Any]) -> Record:
     return Record(name, experiment, scale, classes, runs, toys, loaded)
 
 
-def _run(run: Mapping[str, Any], classes: tuple[str, ...]) -> Run:
+def _run(run: Mapping[str, Any], classes: tuple[str, ...]) -> Result:
     config, result = run["config"], run["result"]
     options = config["options"]
     counts = {
@@ -132,7 +130,7 @@ def _run(run: Mapping[str, Any], classes: tuple[str, ...]) -> Run:
         for baseline, part in ((False, result), (True, result["baseline"]))
         for rule in (False, True)
     }
-    return Run(
+    return Result(
         config["method"],
         config["seed"],
         f"{config['baseline']} {result['baseline']['test']}",  # trained on two GPUs, one recipe gives two models
@@ -147,7 +145,7 @@ def _run(run: Mapping[str, Any], classes: tuple[str, ...]) -> Run:
     )
 
 
-def _toy(run: Mapping[str, Any], classes: tuple[str, ...]) -> Toy:
+def _toy(run: Mapping[str, Any], classes: tuple[str, ...]) -> ToyResult:
     config, result = run["config"], run["result"]
     parts = {(True, False): result["before"], (False, False): result["after"]}
     if "rule" in result:
@@ -155,7 +153,7 @@ def _toy(run: Mapping[str, Any], classes: tuple[str, ...]) -> Toy:
     counts = {key: _counts(values, classes) for key, values in parts.items()}
     epsilon = float(config.get("options", {}).get("epsilon", np.nan))
     panels = (_panel(result["panels"][0]), _panel(result["panels"][1])) if "panels" in result else None
-    return Toy(float(config["spread"]), counts, epsilon, panels)
+    return ToyResult(float(config["spread"]), counts, epsilon, panels)
 
 
 def _panel(values: Mapping[str, Any]) -> ToyPanel:

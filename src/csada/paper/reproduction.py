@@ -21,7 +21,7 @@ from csada.errors import InputError
 from csada.metrics import Counts, accuracy, pairwise_error_rates, total_cost, weighted_error_rate
 from csada.paper import published as paper
 from csada.paper.figures import Sweep, convergence_figure, heat_maps, lambda_figure
-from csada.paper.record import Record, Run, parse
+from csada.paper.record import Record, Result, parse
 from csada.paper.tables import Cell, Table, Value, write
 from csada.paper.toy_figure import toy_figure
 from csada.report.style import save
@@ -87,7 +87,7 @@ def pair_measure(label: str, pair: Pair) -> Measure:
     return Measure(label, lambda counts: 100 * float(pairwise_error_rates(counts)[pair]))
 
 
-def column(runs: Sequence[Run], method: str | None, rule: bool) -> list[tuple[Counts, Counts]]:
+def column(runs: Sequence[Result], method: str | None, rule: bool) -> list[tuple[Counts, Counts]]:
     """(what the column shows, its own baseline) for each replication; the baseline's column has each baseline once."""
     if method is None:
         baselines = {(run.baseline, run.matrix): run for run in runs}
@@ -123,7 +123,7 @@ def _sd(values: Array) -> float | None:
     return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
-def _replications(runs: Sequence[Run]) -> str:
+def _replications(runs: Sequence[Result]) -> str:
     """How many there are, and of which method fewer."""
     seeds: dict[str, set[int]] = {}
     for run in runs:
@@ -138,7 +138,7 @@ def _count(things: Any, noun: str) -> str:
     return f"{len(things)} {noun}{'s' * (len(things) != 1)}"
 
 
-def _side_by_side(runs: Sequence[Run], measures: Sequence[Measure], theirs: Sequence[paper.Row]) -> list[list[Cell]]:
+def _side_by_side(runs: Sequence[Result], measures: Sequence[Measure], theirs: Sequence[paper.Row]) -> list[list[Cell]]:
     """Two lines a measure, ours and the paper's; the columns are COLUMNS."""
     rows: list[list[Cell]] = []
     for measure, row in zip(measures, theirs, strict=True):
@@ -185,7 +185,7 @@ def pareto_tables(record: Record, theirs: Sequence[paper.Row]) -> list[Table]:
     return [compared, over_matrices(record, matrices, theirs)]
 
 
-def over_matrices(record: Record, matrices: dict[str, list[Run]], theirs: Sequence[paper.Row]) -> Table:
+def over_matrices(record: Record, matrices: dict[str, list[Result]], theirs: Sequence[paper.Row]) -> Table:
     """Nothing is concluded from one matrix: the change of WER and of accuracy by matrix, and their mean."""
     columns = {name: key for name, key in COLUMNS.items() if name != "Baseline"}
     rows: list[tuple[Cell, ...]] = []
@@ -315,7 +315,7 @@ def failure_table(record: Record) -> list[Table]:
     ]
 
 
-def _pair_error(runs: Sequence[Run], method: str | None, rule: bool, pair: Pair) -> tuple[float, float]:
+def _pair_error(runs: Sequence[Result], method: str | None, rule: bool, pair: Pair) -> tuple[float, float]:
     """The pair's test error (%) and its own baseline's, means over replications."""
     measure = pair_measure("", pair)
     shown = column(runs, method, rule)
@@ -344,7 +344,7 @@ def _all_pairs(record: Record) -> int:
     return len(record.classes) * (len(record.classes) - 1)
 
 
-def by_lambda(runs: Sequence[Run]) -> dict[float, list[Run]]:
+def by_lambda(runs: Sequence[Result]) -> dict[float, list[Result]]:
     own = [run for run in runs if run.method == "csada"]
     return {weight: [run for run in own if run.weight == weight] for weight in sorted({run.weight for run in own})}
 

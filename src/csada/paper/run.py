@@ -24,29 +24,31 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from csada.classifier import Classifier
 from csada.costs import CostMatrix
 from csada.data import load
 from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost
 from csada.errors import RunError
 from csada.evaluation import Scores, evaluate, predict_logits
+from csada.evidence import PARTS
 from csada.files import whole, write_text
-from csada.models import arguments_for, create, load_weights, save
-from csada.models import load as load_model
-from csada.models.modes import borrowed_threads
+from csada.models import arguments_for, create, load_weights
+from csada.models.modes import best_device, borrowed_threads
 from csada.paper.spec import Config, describe, make_costs, stages
 from csada.paper.toy import Toy, panels
+from csada.reading import parse_json, read_text, write_json
 from csada.training import Epoch, fit
-from csada.workflow.compare import TINY, confusions
-from csada.workflow.runs import environment, read_json, write_json
-from csada.workflow.train import best_device, train_stages
+from csada.workflow.compare import confusions
+from csada.workflow.runs import environment
+from csada.workflow.settings import TINY
+from csada.workflow.train import train_stages
 
 BASELINES = "baselines"  # the folder of the baselines, which all experiments share
-PARTS = ("validation", "test")
 GRID = 150  # points a side of the toy's decision regions
 SHOWN_EPOCHS = 60  # of a longer history a record keeps this many, evenly
 
-Record = dict[str, Any]
+Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def data_of(text: str, data_dir: str | None) -> Splits:
 
 @lru_cache(maxsize=2)
 def start_of(folder: Path, text: str, data_dir: str | None, device: torch.device) -> Start:
-    model = load_model(folder / "model").to(device)
+    model = Classifier.load(folder / "model", device=device).network
     return Start(model, all_scores(model, data_of(text, data_dir)))
 
 
@@ -120,9 +122,9 @@ def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
                 tell()
 
         if config["kind"] == "baseline":
-            result, scores, history = train_baseline(run, splits, device, on_epoch)
+            result, scores, history = run_baseline(run, splits, device, on_epoch)
         else:
-            result, scores, history = train_method(run, splits, device, on_epoch, where)
+            result, scores, history = run_method(run, splits, device, on_epoch, where)
     samples = {part: len(getattr(splits, part)) for part in ("train", *PARTS)}
     result |= {"seconds": sum(line["seconds"] for line in history)}
     result |= {"data": {"name": splits.name, "classes": list(splits.classes), "samples": samples}}
@@ -134,10 +136,10 @@ def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
         torch.cuda.empty_cache()
 
 
-Outcome = tuple[Record, dict[str, Scores], list[Epoch]]
+Trained = tuple[Entry, dict[str, Scores], list[Epoch]]
 
 
-def train_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None]) -> Outcome:
+def run_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None]) -> Trained:
     """Its recipe; every stage has its checkpoint, and one that was finished is only read."""
     config = run.config
     arguments = arguments_for(config["model"], splits.shape)
@@ -151,8 +153,7 @@ def train_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Cal
     logits, labels = predict_logits(net, splits, part="train")
     result = confusions(scores, CostMatrix.uniform(len(splits.classes)))
     result["training_loss"] = float(F.cross_entropy(logits, labels))  # without augmentation: does it fit its data?
-    about = {"architecture": config["model"], "arguments": arguments, "classes": splits.classes}
-    save(net, run.folder / "model", config=about | {"normalization": asdict(splits.train.normalization)})
+    Classifier.of(net, splits, architecture=config["model"], arguments=arguments).save(run.folder / "model")
     return result, scores, history
 
 
@@ -171,9 +172,9 @@ def deterministic(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def train_method(
+def run_method(
     run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None], data_dir: str | None
-) -> Outcome:
+) -> Trained:
     config = run.config
     start = start_of(baseline_folder(run), data_key(config), data_dir, device)
     costs = make_costs(config["costs"], splits.classes)
@@ -181,7 +182,7 @@ def train_method(
     def told(line: Epoch, model: nn.Module) -> Epoch:
         more = {}
         if config.get("track") == "test_wer":
-            more["test_wer"] = evaluate(model, splits, costs).weighted_error_rate
+            more["test_wer"] = evaluate(model, splits, costs).mean_cost
         on_epoch(line | more)
         return more
 
@@ -203,7 +204,7 @@ def on_device(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return options | ({"precision": "32"} if device.type == "cpu" else {})
 
 
-def judged(scores: dict[str, Scores], costs: CostMatrix) -> Record:
+def judged(scores: dict[str, Scores], costs: CostMatrix) -> Entry:
     """Confusion counts by the largest score, and by the calibrated rule, which comes from validation.
 
     Where one pair alone costs, the plain rule would never predict that pair's class again; there its strength is the
@@ -232,10 +233,14 @@ def save_logits(path: Path, scores: dict[str, Scores]) -> None:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def read_run(run: Run) -> Record | None:
+def read_plain(path: Path) -> Any:
+    return parse_json(read_text(path), str(path))
+
+
+def read_run(run: Run) -> Entry | None:
     if not run.done:
         return None
     history = [json.loads(line) for line in (run.folder / "history.jsonl").read_text().splitlines()]
     kept = sorted(set(np.linspace(0, len(history) - 1, min(len(history), SHOWN_EPOCHS)).round().astype(int).tolist()))
-    result, about = (read_json(run.folder / name) for name in ("result.json", "environment.json"))
+    result, about = (read_plain(run.folder / name) for name in ("result.json", "environment.json"))
     return {"config": run.config, "result": result, "history": [history[i] for i in kept], "environment": about}

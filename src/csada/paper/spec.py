@@ -6,9 +6,6 @@ file leaves to the defaults of csada.fit is not in the hash; the commit in the r
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -21,8 +18,10 @@ from csada.errors import InputError
 from csada.methods import METHODS
 from csada.models import RECIPES
 from csada.models.recipes import Recipe
-from csada.training import Settings, make_method
-from csada.workflow.compare import costs_for
+from csada.reading import read_toml
+from csada.training import Settings, make_method, split_options
+from csada.workflow.runs import identity
+from csada.workflow.settings import costs_for
 
 SPECS = Path(__file__).parent / "specs"
 DEFAULTS = "defaults"
@@ -84,7 +83,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """A part of an experiment's runs: some methods, the first cost matrices, the first replications. None: all."""
 
     methods: Sequence[str] | None = None
@@ -149,10 +148,7 @@ def load_spec(name: str, scale: str = "fast", data: str | None = None) -> Spec:
 
 
 def _read(path: Path) -> Table:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the experiment {path}: {error}") from None
+    table = read_toml(path)
     known = [f.name for f in fields(Spec) if f.name not in ("name", "scale", "variant")]
     for where, part in (("", table), *((f" in [{s}]", table[s]) for s in SCALES if s in table)):
         for key in part:
@@ -186,18 +182,13 @@ def _check(spec: Spec) -> None:
     if spec.costs not in ("pairs", "pareto"):
         CostMatrix.preset(spec.costs)
     stages(baseline_config(spec, 0))
-    settings = {f.name for f in fields(Settings)}
     for method, options in spec.options.items():
-        make_method(method, CostMatrix.uniform(2), {k: v for k, v in options.items() if k not in settings}, True)
-        Settings(**{k: v for k, v in options.items() if k in settings})
+        settings, own = split_options(options)
+        make_method(method, CostMatrix.uniform(2), own, True)
+        Settings(**settings)
 
 
 # -- configs ---------------------------------------------------------------------------------------
-
-
-def identity(config: Config) -> str:
-    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def describe(config: Config) -> str:

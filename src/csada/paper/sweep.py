@@ -23,9 +23,9 @@ import torch
 from csada.data.fetch import Progress
 from csada.files import write_text
 from csada.folders import locked
-from csada.paper.run import BASELINES, Record, Run, execute, read_run
-from csada.paper.spec import Choice, Spec, baseline_configs, epochs, identity, run_configs
-from csada.workflow.runs import read_json
+from csada.paper.run import BASELINES, Entry, Run, execute, read_plain, read_run
+from csada.paper.spec import Selection, Spec, baseline_configs, epochs, run_configs
+from csada.workflow.runs import identity
 
 FORMAT = 1
 POLL = 0.5  # seconds between two looks at runs that others work on
@@ -42,12 +42,12 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Runs:
     """The runs of an experiment and the baselines they start from; `known` are those of committed records, by hash."""
 
     baselines: list[Run]
     runs: list[Run]
-    known: dict[str, Record]
+    known: dict[str, Entry]
 
     def missing(self) -> list[Run]:
         return [run for run in self.runs if run.folder.name not in self.known and not run.done]
@@ -58,18 +58,18 @@ class Plan:
         return [run for run in self.baselines if run.folder.name in wanted and not run.done]
 
 
-def make_plan(spec: Spec, runs_dir: Path, results_dir: Path | None = None, pairs: Any = None) -> Plan:
+def plan_runs(spec: Spec, runs_dir: Path, results_dir: Path | None = None, pairs: Any = None) -> Runs:
     """`pairs` ("all") replaces the experiment's. Where a baseline decides the pairs and is not trained, runs are lacking."""
     known = known_runs(spec, results_dir)
     baselines = [Run(c, runs_dir / BASELINES / identity(c)) for c in baseline_configs(spec)]
     counts = {}
     for run in baselines:  # the record's first: pairs that were chosen once stay
         if result := known.get(run.folder.name, {}).get("result") or (
-            run.done and read_json(run.folder / "result.json")
+            run.done and read_plain(run.folder / "result.json")
         ):
             counts[run.folder.name] = result["validation"]
     configs = run_configs(spec, counts, pairs)
-    return Plan(baselines, [Run(c, runs_dir / spec.folder / identity(c)) for c in configs], known)
+    return Runs(baselines, [Run(c, runs_dir / spec.folder / identity(c)) for c in configs], known)
 
 
 def run_experiment(
@@ -79,7 +79,7 @@ def run_experiment(
     results_dir: Path | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     all_pairs: bool = False,
-    only: Choice | None = None,
+    only: Selection | None = None,
     workers: int = 1,
     limit_minutes: float | None = None,
     on_progress: Progress | None = None,
@@ -92,11 +92,11 @@ def run_experiment(
     """
     deadline = math.inf if limit_minutes is None else time.time() + 60 * limit_minutes
     pairs = "all" if all_pairs and spec.costs == "pairs" and not isinstance(spec.pairs, list) else None
-    only = only or Choice()
+    only = only or Selection()
     only.check(spec)
 
-    def made() -> Plan:
-        plan = make_plan(spec, runs_dir, results_dir, pairs)
+    def made() -> Runs:
+        plan = plan_runs(spec, runs_dir, results_dir, pairs)
         return replace(plan, runs=[run for run in plan.runs if run.config in only])
 
     plan = made()
@@ -215,26 +215,26 @@ class Epochs:
 # -- records ---------------------------------------------------------------------------------------
 
 
-def known_runs(spec: Spec, results_dir: Path | None) -> dict[str, Record]:
+def known_runs(spec: Spec, results_dir: Path | None) -> dict[str, Entry]:
     """What the committed record holds, by hash; an experiment that shows another's runs takes those too."""
-    known: dict[str, Record] = {}
+    known: dict[str, Entry] = {}
     for name in (spec.folder, spec.name):
         path = None if results_dir is None else results_dir / f"{replace(spec, name=name).record}.json"
         if path is not None and path.exists():
-            record = read_json(path)
+            record = read_plain(path)
             known |= {identity(run["config"]): run for run in (*record["baselines"], *record["runs"])}
     return known
 
 
-def collect(spec: Spec, runs_dir: Path, results_dir: Path | None = None) -> Record:
+def collect(spec: Spec, runs_dir: Path, results_dir: Path | None = None) -> Entry:
     """Every run that is done, of the run folders and of the record that there is, in the order of their hashes.
 
     A run that was recorded stays as it was; one whose settings are no longer the experiment's is left out.
     """
     every = "all" if spec.costs == "pairs" and not isinstance(spec.pairs, list) else None
-    plan = make_plan(spec, runs_dir, results_dir, every)
+    plan = plan_runs(spec, runs_dir, results_dir, every)
 
-    def entries(runs: list[Run]) -> list[Record]:
+    def entries(runs: list[Run]) -> list[Entry]:
         found = {run.folder.name: plan.known.get(run.folder.name) or read_run(run) for run in runs}
         return [entry for _, entry in sorted(found.items()) if entry]
 
@@ -253,10 +253,10 @@ def collect(spec: Spec, runs_dir: Path, results_dir: Path | None = None) -> Reco
     }
 
 
-def one_with_panels(runs: list[Record]) -> list[Record]:
+def one_with_panels(runs: list[Entry]) -> list[Entry]:
     """The toy's figure shows one run, the first whose baseline makes the critical error; the others drop theirs."""
 
-    def order(run: Record) -> tuple[bool, int]:
+    def order(run: Entry) -> tuple[bool, int]:
         costs = run["config"]["costs"]
         return run["result"]["baseline"]["test"][costs["truth"]][costs["predicted"]] == 0, run["config"]["seed"]
 
@@ -264,11 +264,11 @@ def one_with_panels(runs: list[Record]) -> list[Record]:
     return [run if run is shown else run | {"result": without(run["result"], "panels")} for run in runs]
 
 
-def without(table: Record, key: str) -> Record:
+def without(table: Entry, key: str) -> Entry:
     return {k: v for k, v in table.items() if k != key}
 
 
-def write_record(path: Path, record: Record) -> Path:
+def write_record(path: Path, record: Entry) -> Path:
     """JSON with a run a line."""
 
     def value(item: Any) -> str:

@@ -39,6 +39,7 @@ from csada.methods import METHODS
 from csada.metrics import accuracy, confusion_counts, weighted_error_rate
 from csada.models.modes import borrowed_threads
 from csada.models.plain import mlp
+from csada.reading import plain
 from csada.sklearn import CSADAClassifier, MetaCostClassifier, MinimumExpectedCostClassifier, standardization
 from csada.training import fit
 from csada.workflow.runs import environment
@@ -133,7 +134,7 @@ def run(seeds: int = 10, on_progress: Progress | None = None, *, jobs: int = 2) 
     return {
         "format": FORMAT,
         "experiment": "tabular",
-        "environment": environment(),
+        "environment": plain(environment()),
         "seeds": seeds,
         "datasets": described,
         "runs": runs,

@@ -1,164 +1,114 @@
-"""The card that lies beside a fitted model: what it is, what its mistakes cost, what was shown and what was not.
+"""The verdict on a classifier in words, the same on screen, in the report and on the card; and the card itself, in Markdown.
 
-A function from the record of `csada fit` to Markdown. Which of the four rows to use is decided on validation; the test part
-only says what came of it.
+Which row to use was decided on validation; the test part only says what came of it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-
-from csada.costs import CostMatrix
+from csada.decisions import Decision
+from csada.evidence import ROWS, Evidence
 from csada.metrics import Evaluation, at_most
 
-ROWS = {
-    "before": "the model as it was",
-    "before + rule": "the model as it was, with the decision rule",
-    "after": "the trained model",
-    "after + rule": "the trained model, with its decision rule",
-}
-DEAREST = 5  # pairs that are named
-
-Record = Mapping[str, Any]
+SHOWN = 5  # pairs that are named
 
 
-def evaluations(record: Record, part: str = "test") -> dict[str, Evaluation]:
-    """The rows of the record, each as what it got right and wrong in that part."""
-    costs = CostMatrix(record["costs"], record["data"]["classes"])
-    found = {}
-    for row in ROWS:
-        counts = np.array(record["rows"][row][part], dtype=np.int64)
-        referral_cost = record["rules"][row.split()[0]]["referral_cost"] or 0.0
-        referred = int(counts[:, len(costs) :].sum())
-        found[row] = Evaluation(
-            counts[:, : len(costs)], costs, name=row, referred=referred, referral_cost=referral_cost
-        )
-    return found
-
-
-def recommended(record: Record) -> str:
-    """The row that is cheapest on validation among those within the budget; of equals the one that changes least."""
-    rows = evaluations(record, "validation")
-    needed = rows["before"].accuracy - record["budget"] / 100 - 1e-12
-    return min((row for row, e in rows.items() if e.accuracy >= needed), key=lambda row: rows[row].weighted_error_rate)
-
-
-def advice(record: Record) -> str:
-    """What to use, what speaks for it, and what the test part says to that."""
-    row = recommended(record)
-    on = {part: evaluations(record, part) for part in ("validation", "test")}
-
-    def numbers(part: str, row: str) -> str:
-        e = on[part][row]
-        return f"{_cost(e)} per 100 at {100 * e.accuracy:.2f} % accuracy"
-
-    before, use = on["test"]["before"], on["test"][row]
+def verdict(evidence: Evidence) -> str:
+    """What to use, what that achieves on test, and whether that is proven."""
+    row, start = evidence.chosen, evidence.test["before"]
+    use = evidence.test[row]
+    costs = f"{_cost(use)} per 100 predictions (95 %: {_interval(use)}) at {100 * use.accuracy:.2f} % accuracy"
     if row == "before":
         return (
-            f"Keep the model as it was: on validation nothing is cheaper within {record['budget']:g} points of accuracy. "
-            f"There it costs {numbers('validation', row)}, on test {numbers('test', row)} (95 %: {_interval(use)})."
+            f"Keep the model as it was: on validation nothing costs less within {evidence.budget:g} points of accuracy. "
+            f"On test it costs {costs}."
         )
-    dearer = use.weighted_error_rate > before.weighted_error_rate
+    low, high = evidence.change("before", row)
+    proven = "beyond chance" if high < 0 else "more than before" if low > 0 else "not proven by these samples"
     return (
-        f"Use {ROWS[row]}: on validation it costs {numbers('validation', row)}, the model as it was "
-        f"{numbers('validation', 'before')}. On test it costs {numbers('test', row)} (95 %: {_interval(use)}), the model as "
-        f"it was {numbers('test', 'before')}{': there it is dearer' if dearer else ''}."
+        f"Use {ROWS[row]}: it costs least on validation. On test it costs {costs}; the model as it was costs {_cost(start)} at "
+        f"{100 * start.accuracy:.2f} %. The change, {100 * (use.mean_cost - start.mean_cost):+.2f} per 100 (95 %: "
+        f"{low:+.2f} to {high:+.2f}), is {proven}."
     )
 
 
-def card(record: Record) -> str:
-    """The whole card."""
-    data, start, model = record["data"], record["start"], record["model"]
-    costs = CostMatrix(record["costs"], data["classes"])
+def card(evidence: Evidence, takes: str) -> str:
+    """The whole card; `takes` says what a sample looks like."""
+    costs, about = evidence.costs, evidence.environment
     names = [escaped(name) for name in costs.classes]
-    test = evaluations(record)["after + rule"]
-    shape = " x ".join(map(str, model["input"]["shape"]))
-    samples = {part: f"{count:,}" for part, count in data["samples"].items()}
-    epochs = len(record["history"])
-    trained = "as it was trained, and a decision rule that knows the costs"
-    if epochs:
-        further = f"trained further with the method {escaped(record['method'])} for {epochs} epoch{'s' * (epochs > 1)}"
-        trained = f"{further} so that its expensive mistakes become rarer"
-    begun = escaped(", ".join(f"{key} {value}" for key, value in start.items() if isinstance(value, str | int)))
-    dearest = [f"- calling {names[y]} {names[z]} costs {costs[y, z]:.4g}" for y, z in costs.top_pairs(DEAREST)]
-    takes = "rows.csv" if len(model["input"]["shape"]) == 1 else "photos/"
-    about = record["environment"]
+    samples = {part: f"{count:,}" for part, count in evidence.samples.items()}
+    epochs = len(evidence.history)
+    trained = f"trained further with the method {escaped(evidence.method)} for {epochs} epoch{'s' * (epochs > 1)}"
     lines = [
-        f"# {escaped(data['name'])}: a classifier that knows what mistakes cost",
+        f"# {escaped(evidence.data)}: a classifier that knows what mistakes cost",
         "",
-        f"A {escaped(model['architecture'])} for {len(costs)} classes, {trained}. "
-        f"It takes samples of {shape} ({model['input']['dtype']})." + (f" Its start: {begun}." if begun else ""),
+        f"A {escaped(evidence.architecture)} for {len(costs)} classes: {ROWS[evidence.chosen]}"
+        f"{f' ({trained})' if evidence.chosen.startswith('after') else ''}. It takes samples of {takes}.",
+        "",
+        verdict(evidence),
         "",
         f"Classes: {', '.join(names)}.",
         "",
-        f"Data: {escaped(data['name'])}, {samples['train']} samples to learn from, {samples['validation']} to choose by, "
-        f"{samples['test']} to judge by.",
+        f"Data: {escaped(evidence.data)}; {samples['train']} training, {samples['validation']} validation and "
+        f"{samples['test']} test samples.",
         "",
         "## What mistakes cost",
         "",
-        "The dearest; costs.csv has them all:",
+        "The costliest; costs.csv has them all:",
         "",
-        *dearest,
+        *(f"- {names[y]} labelled as {names[z]} costs {costs[y, z]:.4g}" for y, z in costs.top_pairs(SHOWN)),
         "",
         "## How it decides",
         "",
-        in_words(record["decision"]),
+        in_words(evidence.decision),
         "",
         "## Results",
         "",
-        *results(record),
-        "",
-        advice(record),
+        *results(evidence),
         "",
         "## What this does not show",
         "",
-        *limits(test, names),
+        *limits(evidence.test[evidence.chosen], names),
         "",
         "## How to use it",
         "",
         "With FOLDER for the folder that holds this file:",
         "",
         "```",
-        f"csada predict FOLDER {takes}",
+        "csada predict FOLDER INPUTS",
         "csada export FOLDER",
         "csada report FOLDER",
         "```",
         "",
-        f"Made {record['started']} with csada {about['csada']}, Python {about['python']}, "
-        f"PyTorch {about['packages']['torch']}, on {escaped(about['device'])}, in {record['seconds']:,.0f} s of training.",
+        f"Made {evidence.started} with csada {about.csada}, Python {about.python}, PyTorch {about.packages['torch']}, on "
+        f"{escaped(about.device)}, in {evidence.seconds:,.0f} s of training.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def results(record: Record) -> list[str]:
-    """The table of the four rows; decisions were chosen on validation, test was looked at once."""
-    validation, test = evaluations(record, "validation"), evaluations(record)
+def results(evidence: Evidence) -> list[str]:
+    """The table of the rows; choices were made on validation, test was looked at once."""
+    validation, test = evidence.validation, evidence.test
     refers = any(e.referred for e in (*validation.values(), *test.values()))
     headings = ["", "accuracy, validation", "cost, validation", "accuracy, test", "cost, test", "95 %"]
     headings += ["decided itself, test"] * refers
     lines = [f"| {' | '.join(headings)} |", "| --- |" + " ---: |" * (len(headings) - 1)]
-    use = recommended(record)
     for row, e in test.items():
-        cells = [f"{100 * e.accuracy:.2f} %", _cost(e), _interval(e)]
-        before = [f"{100 * validation[row].accuracy:.2f} %", _cost(validation[row])]
-        cells = [f"**{row}**" if row == use else row, *before, *cells, *[f"{100 * e.coverage:.1f} %"] * refers]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", "Cost per 100 cases, with its 95 % interval on test. The row in bold was chosen on validation."]
+        cells = [f"**{row}**" if row == evidence.chosen else row, f"{100 * validation[row].accuracy:.2f} %"]
+        cells += [_cost(validation[row]), f"{100 * e.accuracy:.2f} %", _cost(e), _interval(e)]
+        lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
+    return [*lines, "", "Cost per 100 predictions, with its 95 % interval on test. Validation chose the row in bold."]
 
 
 def limits(test: Evaluation, names: list[str]) -> list[str]:
     """What the test part is too small, or too narrow, to say."""
-    seen = test.confusion.sum(1)
-    unseen = [name for name, count in zip(names, seen, strict=True) if count == 0]
+    unseen = [name for name, count in zip(names, test.confusion.sum(1), strict=True) if count == 0]
     lines = [f"- Nothing is known about {', '.join(unseen)}: no test sample of it was decided."] if unseen else []
     lines += [
-        f"- Calling {names[test.costs.index(pair.truth)]} {names[test.costs.index(pair.predicted)]}: "
+        f"- {names[test.costs.index(pair.truth)]} labelled as {names[test.costs.index(pair.predicted)]}: "
         f"{pair.errors} of {pair.samples}, so at most {100 * at_most(pair.errors, pair.samples):.1f} % (one-sided 95 %)."
-        for pair in test.top_pairs(DEAREST)
+        for pair in test.top_pairs(SHOWN)
         if pair.samples
     ]
     return [
@@ -168,14 +118,14 @@ def limits(test: Evaluation, names: list[str]) -> list[str]:
     ]
 
 
-def in_words(rule: Mapping[str, Any]) -> str:
-    refer = rule["referral_cost"]
-    person = "" if refer is None else f" Cases that are expected to cost more than {refer:.3g} are left to a person."
-    if rule["strength"] == 0:
-        return f"It takes the most probable class: on validation no weight on the costs paid off.{person}"
+def in_words(rule: Decision) -> str:
+    price = rule.referral_cost
+    person = "" if price is None else f" Cases that are expected to cost more than {price:.3g} are left to a person."
+    if rule.strength == 0:
+        return f"It takes the most probable class.{person}"
     return (
-        f"It takes the class of least expected cost, with strength {rule['strength']:.3g} (0: the most probable class, 1: the "
-        f"costs alone) and probabilities at temperature {rule['temperature']:.3g}.{person}"
+        f"It takes the class of least expected cost, with strength {rule.strength:.3g} (0: the most probable class, 1: the "
+        f"costs alone) and probabilities at temperature {rule.temperature:.3g}.{person}"
     )
 
 
@@ -185,9 +135,9 @@ def escaped(text: str) -> str:
 
 
 def _cost(e: Evaluation) -> str:
-    return f"{100 * e.weighted_error_rate:.2f}"
+    return f"{100 * e.mean_cost:.2f}"
 
 
 def _interval(e: Evaluation) -> str:
-    low, high = e.interval("weighted_error_rate")
+    low, high = e.interval("mean_cost")
     return f"{100 * low:.2f} to {100 * high:.2f}"

@@ -1,4 +1,4 @@
-"""A bundle as one ONNX file: weights, normalisation and decision rule in the graph, everything else in its metadata.
+"""A classifier as one ONNX file: weights, normalisation and decision rule in the graph, everything else in its metadata.
 
 The file runs wherever onnxruntime does, without csada and without PyTorch, and says itself what it takes and returns.
 It gets its name only after onnxruntime has decided as PyTorch does.
@@ -6,59 +6,80 @@ It gets its name only after onnxruntime has decided as PyTorch does.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
+import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import csada
+from csada.costs import CostMatrix
+from csada.data.augment import Normalization
+from csada.decisions import Abstention, Decision, MinimumExpectedCost
 from csada.errors import InputError, RunError
 from csada.files import whole
-from csada.shipping.graph import DTYPES, Deployed, load
-from csada.shipping.predict import FORMAT, METADATA
+from csada.reading import plain
+from csada.sample import Dtype, Sample
+from csada.shipping.graph import Deployed
+from csada.shipping.onnx_file import FORMAT, METADATA, OUTPUTS, About
 
 OPSET = 20  # onnxruntime 1.17 and later
-OUTPUTS = ("class", "probability", "expected_cost", "refer", "criterion")
 AGREES = 1e-4  # probabilities, and costs in units of the costliest mistake: networks differ in float32
 
 
-def export(folder: str | os.PathLike[str], path: str | os.PathLike[str], dtype: str | None = None) -> dict[str, Any]:
-    """Write the bundle in `folder` to the file `path`, and return what it says of itself, with its size and its error.
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and the largest difference between the file and PyTorch."""
 
-    dtype: of the samples that the file takes, uint8 or float32 in the same units; the bundle's own unless told.
-    """
+    about: About
+    bytes: int
+    difference: float
+
+
+def export(
+    network: nn.Module,
+    sample: Sample,
+    normalization: Normalization,
+    rule: MinimumExpectedCost | Abstention,
+    path: str | os.PathLike[str],
+    dtype: str | None = None,
+    card: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Write the file `path`. dtype: of the samples that it takes, uint8 or float32 in the same units; as stored unless told."""
     try:
         import onnx_ir.passes.common as passes
         import onnxruntime
         import onnxscript  # noqa: F401 - what PyTorch's exporter needs
     except ImportError as error:
         raise InputError(f"export needs {error.name}: pip install 'csada[onnx]'") from None
-    deployed = load(folder)
-    config, path = deployed.config, Path(path)
-    dtype = dtype or config["input"]["dtype"]
-    if dtype not in DTYPES:
-        raise InputError(f"unknown input {dtype!r}; known: {', '.join(DTYPES)}")
+    path, known = Path(path), typing.get_args(Dtype)
+    if dtype not in (None, *known):
+        raise InputError(f"unknown input {dtype!r}; known: {', '.join(known)}")
     if path.is_dir():
         raise InputError(f"{path} is a folder; name the file to write, such as {path / 'model.onnx'}")
-    about = {
-        "format": FORMAT,
-        "csada": csada.__version__,
-        "classes": config["classes"],
-        "input": config["input"] | {"dtype": dtype},
-        "decision": config["decision"],
-        "card": {"architecture": config["architecture"], **(config["metadata"] or {})},
-    }
+    takes = Sample(sample.shape, typing.cast(Dtype, dtype or sample.dtype), sample.columns)
+    inner = rule.rule if isinstance(rule, Abstention) else rule
+    costs = inner.costs
+    if not isinstance(costs, CostMatrix):
+        raise InputError("a rule with costs for each sample cannot be exported; only one with a cost matrix")
+    about = About(
+        FORMAT, csada.__version__, costs.classes, takes, Decision.of(rule), costs.values.tolist(), dict(card or {})
+    )
+    deployed = Deployed(copy.deepcopy(network).cpu(), takes, normalization, rule).eval().requires_grad_(False)
     with _quiet():
         program = torch.onnx.export(
             deployed,
-            (samples(deployed, 2, dtype),),
+            (samples(deployed, 2),),
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
@@ -68,15 +89,15 @@ def export(folder: str | os.PathLike[str], path: str | os.PathLike[str], dtype: 
         )
     assert program is not None
     passes.ClearMetadataAndDocStringPass()(program.model)  # it names files of the machine that exported
-    program.model.metadata_props[METADATA] = json.dumps(about)
+    program.model.metadata_props[METADATA] = json.dumps(plain(about))
     try:
         with whole(path) as partial:
             program.save(partial, external_data=False)
             session = onnxruntime.InferenceSession(partial, providers=["CPUExecutionProvider"])
-            difference = max(compare(session, deployed, samples(deployed, n, dtype, seed=n)) for n in (1, 5))
+            difference = max(compare(session, deployed, samples(deployed, n, seed=n)) for n in (1, 5))
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}; what was there before is kept") from None
-    return about | {"bytes": path.stat().st_size, "difference": difference}
+    return Exported(about, path.stat().st_size, difference)
 
 
 @contextmanager
@@ -93,11 +114,11 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def samples(deployed: Deployed, n: int, dtype: str, seed: int = 0) -> torch.Tensor:
+def samples(deployed: Deployed, n: int, seed: int = 0) -> torch.Tensor:
     """Random samples [n, ...] that look, to the normalisation, like those of training."""
-    noise = torch.randn((n, *deployed.config["input"]["shape"]), generator=torch.Generator().manual_seed(seed))
+    noise = torch.randn((n, *deployed.sample.shape), generator=torch.Generator().manual_seed(seed))
     x = (noise - deployed.offset) / deployed.factor
-    return x.round().clamp(0, 255).to(torch.uint8) if dtype == "uint8" else x
+    return x.round().clamp(0, 255).to(torch.uint8) if deployed.sample.dtype == "uint8" else x
 
 
 def compare(session: Any, deployed: Deployed, x: torch.Tensor) -> float:

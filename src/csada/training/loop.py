@@ -11,17 +11,13 @@ that of the whole batch. Batch norm in training mode is the exception: its stati
 from __future__ import annotations
 
 import copy
-import dataclasses
-import hashlib
-import io
-import json
 import logging
 import math
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from csada.costs import CostMatrix, did_you_mean
+from csada.costs import CostMatrix
 from csada.data.batches import Batches, Data, LoaderBatches, Share, as_part, batches, shares
 from csada.data.splits import Batch, Part
 from csada.errors import Diverged, InputError
-from csada.files import whole
-from csada.methods import METHODS, Method
+from csada.methods import Method
 from csada.methods.cross_entropy import CrossEntropy
 from csada.methods.csada import CSADA, Tasks
 from csada.models.modes import (
@@ -50,15 +45,14 @@ from csada.models.modes import (
     training_mode,
 )
 from csada.training import parallel
+from csada.training.checkpoints import Checkpoint, Epoch, Origin, read_checkpoint, write_checkpoint
 from csada.training.parallel import OnEpoch, Ranks
+from csada.training.settings import Settings, make_method, split_options
 from csada.training.step import Graphs
-
-Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and whatever on_epoch adds
 
 log = logging.getLogger("csada")
 
 CHECK_EVERY = 50  # steps between two looks at the loss on a GPU, where a look waits for the device
-MAGIC = b"csada checkpoint\n"
 CHECKPOINT_EVERY = 20  # times what the last one took: checkpoints may take a twentieth of the time
 
 
@@ -67,75 +61,6 @@ class Fitted:
     model: nn.Module
     history: list[Epoch]
     method: Method
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How `fit` descends, whatever it descends on."""
-
-    epochs: int = 10
-    lr: float = 1e-4
-    batch_size: int = 512
-    seed: int = 0
-    optimizer: str = "sgd"  # or "adam"
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    schedule: str = "constant"  # or "step:N:F" (times F every N epochs) or "one_cycle"
-    freeze_norm: bool | None = None  # None: batch norm learns under cross_entropy and is frozen when fine-tuning
-    precision: str = "32"  # or "bf16": autocast; weights, and what the attack adds to the samples, stay as they are
-    graph: bool = True  # on a GPU: capture the step as a CUDA graph where that can be done
-    # the rest says who does the work, not what comes of it; so it is no part of what a checkpoint must agree with
-    devices: int | None = field(default=None, repr=False)  # processes a node; None: one, or all that torchrun started
-    num_nodes: int = field(default=1, repr=False)
-    max_batch: int | str | None = field(default=None, repr=False)  # samples at once; "auto": halved until they fit
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "devices", "num_nodes"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-        if self.max_batch not in (None, "auto") and not (isinstance(self.max_batch, int) and self.max_batch > 0):
-            raise InputError(f"max_batch must be a number of samples or 'auto', got {self.max_batch!r}")
-        if not 0 <= self.lr < math.inf:
-            raise InputError(f"lr must be zero or more, got {self.lr}")
-        if self.optimizer not in ("sgd", "adam"):
-            raise InputError(f"unknown optimizer {self.optimizer!r}; known: sgd, adam")
-        if self.precision not in ("32", "bf16"):
-            raise InputError(f"unknown precision {self.precision!r}; known: 32, bf16")
-        self.lr_at(0, 1)  # refuses an unknown schedule
-
-    def lr_at(self, step: int, steps_per_epoch: int) -> float:
-        """The learning rate of a step, counted over the whole run."""
-        kind, *numbers = self.schedule.split(":")
-        if kind == "constant" and not numbers:
-            return self.lr
-        if kind == "step" and len(numbers) == 2:
-            every, factor = int(numbers[0]), float(numbers[1])
-            return self.lr * factor ** (step // steps_per_epoch // every)
-        if kind == "one_cycle" and not numbers:
-            total = self.epochs * steps_per_epoch
-            warm = 0.3 * total
-            if step < warm:  # up from lr/25 ...
-                return self.lr * (1 / 25 + (1 - 1 / 25) * step / warm)
-            done = (step - warm) / max(total - warm, 1)
-            return self.lr * 0.5 * (1 + math.cos(math.pi * done))  # ... and down to nothing
-        raise InputError(f"unknown schedule {self.schedule!r}; known: constant, step:EPOCHS:FACTOR, one_cycle")
-
-    def optimiser(self, parameters: Any) -> torch.optim.Optimizer:
-        """On a GPU the rate is a tensor there, which a captured step reads anew each time."""
-        trained = [p for p in parameters if p.requires_grad]
-        if not trained:
-            raise InputError("every parameter of the model is frozen; unfreeze what is to be trained")
-        cuda = trained[0].is_cuda
-        lr = torch.tensor(float(self.lr), device=trained[0].device) if cuda else self.lr
-        if self.optimizer == "adam":
-            return torch.optim.Adam(trained, lr=lr, weight_decay=self.weight_decay, fused=cuda, capturable=cuda)
-        return torch.optim.SGD(
-            trained, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov, fused=cuda
-        )
-
-
-SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
 
 
 def fit(
@@ -187,23 +112,23 @@ def fit(
         net, data = chosen.prepare(net, data, train=train, generator=generator)
     frozen = settings.freeze_norm if settings.freeze_norm is not None else not isinstance(chosen, CrossEntropy)
     path = None if checkpoint is None else Path(checkpoint)
-    run = Run(net.to(device), as_part(data), chosen, settings, frozen, path, origin)
-    if place != "alone" and not isinstance(run.data, Part):
-        kind = type(run.data).__name__
+    work = Work(net.to(device), as_part(data), chosen, settings, frozen, path, origin)
+    if place != "alone" and not isinstance(work.data, Part):
+        kind = type(work.data).__name__
         raise InputError(f"several processes share tensors: give (x, y), a Part or Splits, not a {kind}")
     if place == "start":
-        history, diverged = parallel.start(descend, run, settings.devices or 1, on_epoch)
+        history, diverged = parallel.start(descend, work, settings.devices or 1, on_epoch)
     else:
-        history, diverged = descend(run, ranks, on_epoch)
-    run.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # as a saved model comes back
-    fitted = Fitted(run.model.eval(), history, chosen)
+        history, diverged = descend(work, ranks, on_epoch)
+    work.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # as a saved model comes back
+    fitted = Fitted(work.model.eval(), history, chosen)
     if diverged:
         raise Diverged(diverged, fitted)
     return fitted
 
 
 @dataclass(frozen=True)
-class Run:
+class Work:
     """All that the loop needs, in this process or in others."""
 
     model: nn.Module
@@ -215,19 +140,19 @@ class Run:
     origin: Origin | None
 
 
-def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[list[Epoch], str | None]:
-    """The epochs; run.model is trained. The history, and why it ended early if it did."""
-    settings = run.settings
-    source = batches(run.data, settings.batch_size, ranks.device, shuffle=True, dtype=dtype_of(run.model))
+def descend(work: Work, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[list[Epoch], str | None]:
+    """The epochs; work.model is trained. The history, and why it ended early if it did."""
+    settings = work.settings
+    source = batches(work.data, settings.batch_size, ranks.device, shuffle=True, dtype=dtype_of(work.model))
     with borrowed_randomness(ranks.device) as reseed:
-        ranks.start_alike(run.model.to(ranks.device), run.data)
-        loop = Loop(run.model, run.method, settings, ranks.device, ranks=ranks)
-        history = resume(run, loop)
+        ranks.start_alike(work.model.to(ranks.device), work.data)
+        loop = Loop(work.model, work.method, settings, ranks.device, ranks=ranks)
+        history = resume(work, loop)
         good = snapshot(loop.model)
         saved, price = -math.inf, 0.0  # when the last checkpoint was written, and how long that took
         for epoch in range(len(history), settings.epochs):
-            generator = reseed(settings.seed, epoch, run.data)
-            training_mode(loop.model, freeze_norm=run.freeze_norm)
+            generator = reseed(settings.seed, epoch, work.data)
+            training_mode(loop.model, freeze_norm=work.freeze_norm)
             started = time.perf_counter()
             loss = loop.epoch(epoch, source, generator)
             if not math.isfinite(loss) or not finite(loop.model):
@@ -244,9 +169,9 @@ def descend(run: Run, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[li
             good = snapshot(loop.model)
             begin = time.perf_counter()
             due = epoch + 1 == settings.epochs or begin - saved >= CHECKPOINT_EVERY * price
-            if run.checkpoint is not None and run.origin is not None and ranks.rank == 0 and due:
-                state = Checkpoint(run.origin, loop.model.state_dict(), loop.optimizer.state_dict(), history)
-                write_checkpoint(run.checkpoint, state)
+            if work.checkpoint is not None and work.origin is not None and ranks.rank == 0 and due:
+                state = Checkpoint(work.origin, loop.model.state_dict(), loop.optimizer.state_dict(), history)
+                write_checkpoint(work.checkpoint, state)
                 saved = time.perf_counter()
                 price = saved - begin
     return history, None
@@ -365,32 +290,6 @@ class Loop:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what `Settings` takes, what is left for the method)."""
-    settings = {k: v for k, v in options.items() if k in SETTINGS}
-    return settings, {k: v for k, v in options.items() if k not in SETTINGS}
-
-
-def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any], costs_given: bool) -> Method:
-    """A method by name with its options, or one that was made already."""
-    if not isinstance(method, str):
-        if options:
-            raise InputError(
-                f"unknown option {next(iter(options))!r}; options of {type(method).__name__} go into its own call"
-            )
-        return method
-    if method not in METHODS:
-        raise InputError(f"unknown method {method!r}{did_you_mean(method, METHODS)}")
-    if not costs_given and method != "cross_entropy":
-        raise InputError(f"method {method!r} needs costs=; CostMatrix.from_pairs makes them from named pairs")
-    known = [f.name for f in dataclasses.fields(METHODS[method])]
-    for name in options:
-        if name not in known or name == "costs":
-            raise InputError(f"unknown option {name!r} for {method}{did_you_mean(name, [*known[1:], *SETTINGS])}")
-    made: Method = METHODS[method](costs, **options)
-    return made
-
-
 def probe(model: nn.Module, data: Data, first: Batch, costs: CostMatrix | None) -> int:
     """Look at the data and the model once before any work; the number of classes."""
     with borrowed_eval(model), torch.no_grad():
@@ -441,86 +340,9 @@ def finite(model: nn.Module) -> bool:
     return all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
-def digest(*values: object) -> str:
-    """One hash of all: of every byte of a tensor, of anything else as it prints."""
-    found = hashlib.sha256()
-    for value in values:
-        if isinstance(value, Tensor):
-            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        else:
-            found.update(repr(value).encode())
-    return found.hexdigest()
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What must agree for a checkpoint to be continued."""
-
-    settings: str
-    method: str
-    start_weights: str
-    data: str
-
-    @classmethod
-    def of(cls, settings: Settings, method: Method, model: nn.Module, data: Data, first: Batch) -> Origin:
-        """Of a loader, whose samples may be too many to read twice, the first batch stands for all."""
-        options = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}  # type: ignore[arg-type]
-        costs = digest(torch.tensor(method.costs.values))
-        trained = [name for name, p in model.named_parameters() if p.requires_grad]
-        weights = (value for item in model.state_dict().items() for value in item)
-        samples = vars(data).values() if isinstance(data, Part) else (type(data).__name__, len(data), *first)
-        told = f"{type(method).__name__} {options | {'costs': costs}}"
-        return cls(str(settings), told, digest(trained, *weights), digest(*samples))
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a stopped run needs to go on."""
-
-    origin: Origin
-    model: dict[str, Any]
-    optimizer: dict[str, Any]
-    history: list[Epoch]
-
-
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """A file that begins with MAGIC and the hash of the rest."""
-    try:
-        history = json.dumps(checkpoint.history, default=plain)
-    except TypeError as error:
-        raise InputError(
-            f"on_epoch returned what a checkpoint cannot hold ({error}); return numbers, texts, and lists of them"
-        ) from None
-    body = io.BytesIO()
-    torch.save(vars(checkpoint) | {"origin": vars(checkpoint.origin), "history": history}, body)
-    with whole(path) as partial, partial.open("wb") as file:
-        file.write(MAGIC + hashlib.sha256(body.getbuffer()).digest())
-        file.write(body.getbuffer())
-
-
-def plain(value: Any) -> Any:
-    """Arrays, tensors and their numbers as Python's own."""
-    if not hasattr(value, "tolist"):
-        raise TypeError(f"a {type(value).__name__}")
-    return value.tolist()
-
-
-def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
-    """None where the file is damaged; a file of another kind is an error, so that nobody's is overwritten."""
-    content = memoryview(path.read_bytes())
-    start, body = content[: len(MAGIC)], content[len(MAGIC) + 32 :]
-    if not MAGIC.startswith(start):
-        raise InputError(f"{path} is not a checkpoint of csada; give another file, or remove it")
-    if content[len(MAGIC) : len(MAGIC) + 32] != hashlib.sha256(body).digest():
-        return None
-    state = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
-    return Checkpoint(Origin(**state["origin"]), state["model"], state["optimizer"], json.loads(state["history"]))
-
-
-def resume(run: Run, loop: Loop) -> list[Epoch]:
+def resume(work: Work, loop: Loop) -> list[Epoch]:
     """The history of the checkpoint, whose state goes into the loop; an empty one where there is none."""
-    path, origin, history = run.checkpoint, loop.ranks.same(run.origin), []
+    path, origin, history = work.checkpoint, loop.ranks.same(work.origin), []
     if path is not None and path.exists():
         found = read_checkpoint(path, loop.device)
         if found is None:

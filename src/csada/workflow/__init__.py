@@ -1,1 +1,1 @@
-"""What is run: small studies that take settings and return values, ready to be shown."""
+"""What a command does, without printing: train, fit, tune, compare, predict, and the project file."""

@@ -1,18 +1,15 @@
-"""Every method from the same start: one baseline a seed, fine-tuned by each, judged on the same test part.
+"""Every method from the same start: one baseline per seed, fine-tuned by each, judged on the same test part.
 
 A method has two rivals: the baseline as it is, and the baseline under the calibrated minimum-expected-cost rule, which
-trains nothing. Settings stand in DEFAULTS, the same whatever the data. They were not searched for alike: on small models
-CSADA has the demo's, chosen on validation splits of the digits, and CSDNN the best of three rates there; the others have
-what all share. So a row that loses may only want other settings, above all on digits against CSADA.
+trains nothing. Settings are those of `settings.py`, which says how far each was searched for.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,24 +17,24 @@ import torch
 from scipy.stats import ttest_rel
 from torch import nn
 
-from csada.costs import CostMatrix, Pair, did_you_mean, name_changes
+from csada.costs import CostMatrix, did_you_mean
 from csada.data import load
 from csada.data.fetch import Progress
-from csada.data.pmi import pmi_costs
 from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost, Rule
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.methods import METHODS
 from csada.metrics import Evaluation
-from csada.models import RECIPES, arguments_for, create
+from csada.models import arguments_for, create
 from csada.models.modes import borrowed_threads
-from csada.training import Epoch, Settings, fit, make_method
+from csada.reading import plain
+from csada.training import Epoch, Settings, fit, make_method, split_options
 from csada.workflow.runs import environment
+from csada.workflow.settings import DEFAULTS, Options, costs_for, default_model, kind_of, options_for, threads_for
 
 FORMAT = 1
-Options = dict[str, Any]
-Record = dict[str, Any]
+Row = dict[str, Any]
 
 BASELINE = "baseline"
 RULED = {BASELINE: "baseline + rule", "csada": "csada + rule"}  # the rows that are also shown under the rule
@@ -53,45 +50,6 @@ SHOWN = (
     "metacost",
     "pgd_training",
 )
-
-
-def _recipe(name: str) -> Options:
-    (stage,) = RECIPES[name]
-    return {key: value for key, value in asdict(stage).items() if key != "train_only"}
-
-
-# What a training is run with, by kind of model; a method's own entry says where it differs from fine_tuning. "longer"
-# multiplies the epochs and takes the rate times 0.33 after each such part: the paper gives AP and SOSR 50 epochs for 10.
-DEFAULTS: dict[str, dict[str, Options]] = {
-    "every": {
-        "fine_tuning": {"epochs": 10, "freeze_norm": True},
-        "adjusted_penalty": {"longer": 5},
-        "sosr": {"longer": 5},
-        "csdnn": {"longer": 5, "optimizer": "adam", "lr": 1e-2},  # a network of its own, which starts from nothing
-        "metacost": {"bags": 5},
-    },
-    "plain": {  # cnn, mlp
-        "baseline": {"epochs": 60, "lr": 0.05, "batch_size": 64},
-        "fine_tuning": {"lr": 1e-3, "batch_size": 64},
-        "csada": {"tasks": 16, "step_size": 0.02, "steps": 5},  # the demo's
-        "csdnn": {
-            "lr": 3e-2
-        },  # of 1e-3, 1e-2 and 3e-2 the cheapest on validation: one split of digits, two cost matrices
-    },
-    "residual": {  # on images up to 64 pixels
-        "baseline": _recipe("fast"),
-        "fine_tuning": {"lr": 1e-4, "batch_size": 512},
-    },
-    "photographs": {  # residual networks on larger images
-        "baseline": _recipe("pmi-fast"),
-        "fine_tuning": {"lr": 1e-4, "batch_size": 128},
-        # Raw gradients reach no target here, whatever the step size up to 0.1. Sign steps were a little cheaper than raw ones
-        # on the validation part of 2,000 drawn pills; at 2e-5 accuracy held on two such sets, at 1e-4 on one of them. That
-        # is all the search there was, and the rivals had none.
-        "csada": {"tasks": 16, "step": "sign", "step_size": 0.01, "steps": 5, "lr": 2e-5},
-    },
-}
-TINY = 256  # values a sample up to which several threads would only wait for each other
 
 
 @dataclass(frozen=True)
@@ -125,8 +83,8 @@ def compare(
     size: int | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
-    on_seed: Callable[[Record], object] | None = None,
-) -> Record:
+    on_seed: Callable[[Row], object] | None = None,
+) -> Row:
     """The record: what was run, the confusion counts of every run, and their summary.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
@@ -139,10 +97,10 @@ def compare(
     own = {} if size is None else {"size": size}
     splits = load(data, data_dir, scale, 0, on_progress, **own)
     plan = make_plan(splits, costs_for(costs, splits.classes), names, model, epochs, lr, baseline_epochs)
-    record: Record = {
+    record: Row = {
         "format": FORMAT,
         "experiment": "compare",
-        "environment": environment(),
+        "environment": plain(environment()),
         "data": {
             "name": splits.name,
             "scale": scale,
@@ -186,7 +144,7 @@ class Count:
             self.tell(done, self.total)
 
 
-def one_seed(plan: Plan, splits: Splits, seed: int, count: Count) -> Iterator[Record]:
+def one_seed(plan: Plan, splits: Splits, seed: int, count: Count) -> Iterator[Row]:
     """One run a row of the table. Every method is handed the same trained baseline, which `fit` leaves as it is."""
     start = create(plan.model, len(plan.costs), seed=seed, **plan.arguments)
     model = start.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -215,34 +173,34 @@ def one_seed(plan: Plan, splits: Splits, seed: int, count: Count) -> Iterator[Re
             yield {"seed": seed, "row": RULED[row], "confusion": counts, "temperature": rule.temperature}
 
 
-def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> Record:
+def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> Row:
     return {part: evaluate_scores(s, costs, decision).confusion.tolist() for part, s in scores.items()}
 
 
-def summarise(record: Record) -> list[Record]:
+def summarise(record: Row) -> list[Row]:
     """A line a row of the table: [mean, sd] over the seeds, and p of the paired tests on cost against both rivals.
 
     sd is None for one seed; p is None below three seeds, and where the difference is the same for all. A row that
     diverged says in which epoch of which seed instead: a mean over the other seeds would flatter it.
     """
     costs = CostMatrix(record["costs"], record["classes"])
-    rows: dict[str, list[Record]] = {}
+    rows: dict[str, list[Row]] = {}
     for run in record["runs"]:
         rows.setdefault(run["row"], []).append(run)
 
     def evaluations(row: str) -> list[Evaluation]:
         return [Evaluation(np.array(run["confusion"]["test"]), costs) for run in rows[row]]
 
-    rivals = {key: [e.weighted_error_rate for e in evaluations(row)] for key, row in RIVALS.items()}
-    lines: list[Record] = []
+    rivals = {key: [e.mean_cost for e in evaluations(row)] for key, row in RIVALS.items()}
+    lines: list[Row] = []
     for row, runs in rows.items():
         if failed := {run["seed"]: run["diverged"] for run in runs if "diverged" in run}:
             seed = min(failed)
             lines.append({"row": row, "diverged": f"diverged in epoch {failed[seed]} of seed {seed}"})
             continue
         mine = evaluations(row)
-        paid = [e.weighted_error_rate for e in mine]
-        critical = [sum(e.pair_error(*pair).errors for pair in critical_pairs(costs)) for e in mine]
+        paid = [e.mean_cost for e in mine]
+        critical = [sum(e.pair_error(*pair).errors for pair in costs.critical_pairs()) for e in mine]
         lines.append(
             {
                 "row": row,
@@ -267,12 +225,6 @@ def paired_p(a: Sequence[float], b: Sequence[float]) -> float | None:
     return float(ttest_rel(a, b).pvalue)
 
 
-def critical_pairs(costs: CostMatrix) -> list[Pair]:
-    """The three dearest pairs, as far as they are dearer than the cheapest: with equal costs there is none."""
-    cheapest = costs.values[~np.eye(len(costs), dtype=bool)].min()
-    return [pair for pair in costs.top_pairs(3) if costs[pair] > cheapest]
-
-
 def method_names(methods: str | Sequence[str]) -> list[str]:
     """Names from a list, or from a text with commas; "all" is every entry of METHODS."""
     names = [name.strip() for name in methods.split(",")] if isinstance(methods, str) else list(methods)
@@ -283,31 +235,6 @@ def method_names(methods: str | Sequence[str]) -> list[str]:
         if name not in METHODS:
             raise InputError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
     return names
-
-
-def costs_for(costs: str | CostMatrix, classes: Sequence[str]) -> CostMatrix:
-    """The costs in the order of the data's classes: a matrix, a CSV file, or one of uniform, pareto:SEED and pmi."""
-    if isinstance(costs, CostMatrix):
-        return _in_order(costs, classes, "the cost matrix")
-    if costs == "uniform":
-        return CostMatrix(CostMatrix.uniform(len(classes)).values, classes)
-    if costs == "pmi":
-        return _in_order(pmi_costs(), classes, "the PMI cost table")
-    if costs.split(":")[0] == "pareto":
-        seed = costs.removeprefix("pareto:")
-        if not seed.isdecimal():
-            raise InputError(f"costs {costs!r} lack a seed; write pareto:0")
-        return CostMatrix(CostMatrix.pareto(len(classes), seed=int(seed)).values, classes)
-    if not os.path.exists(costs):
-        raise InputError(f"there is no cost table {costs}; give a CSV file, uniform, pareto:SEED or pmi")
-    return _in_order(CostMatrix.from_csv(costs), classes, costs)
-
-
-def _in_order(costs: CostMatrix, classes: Sequence[str], source: str) -> CostMatrix:
-    if changes := name_changes(costs.classes, classes):
-        raise InputError(f"{source} names other classes than the data: {changes}")
-    order = [costs.index(name) for name in classes]
-    return CostMatrix(costs.values[np.ix_(order, order)], classes)
 
 
 def make_plan(
@@ -321,35 +248,11 @@ def make_plan(
 ) -> Plan:
     """Every setting resolved, and refused here if it is bad, before any training."""
     model = model or default_model(splits.shape)
-    arguments = arguments_for(model, splits.shape)
-    large = len(splits.shape) == 3 and max(splits.shape[1:]) > 64
-    kind = ("photographs" if large else "residual") if model.startswith("resnet") else "plain"
-    baseline = DEFAULTS[kind]["baseline"] | _given(epochs=baseline_epochs)
-    options = {name: _options(name, kind, _given(epochs=epochs, lr=lr)) for name in methods}
-    known = {f.name for f in fields(Settings)}
+    kind = kind_of(model, splits.shape)
+    baseline = DEFAULTS[kind]["baseline"] | ({} if baseline_epochs is None else {"epochs": baseline_epochs})
+    options = {name: options_for(name, kind, epochs=epochs, lr=lr) for name in methods}
     for name, own in (("cross_entropy", baseline), *options.items()):
-        Settings(**{k: v for k, v in own.items() if k in known})
-        make_method(name, costs, {k: v for k, v in own.items() if k not in known}, costs_given=True)
-    threads = 1 if math.prod(splits.shape) <= TINY else torch.get_num_threads()
-    return Plan(costs, model, arguments, baseline, options, threads)
-
-
-def _options(method: str, kind: str, given: Options) -> Options:
-    options: Options = {}
-    for name in ("fine_tuning", method):
-        for table in (DEFAULTS["every"], DEFAULTS[kind]):
-            options |= table.get(name, {})
-    options |= given
-    if longer := options.pop("longer", None):
-        options |= {"schedule": f"step:{options['epochs']}:0.33", "epochs": longer * options["epochs"]}
-    return options
-
-
-def _given(**options: Any) -> Options:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def default_model(shape: Sequence[int]) -> str:
-    if len(shape) != 3:
-        return "mlp"
-    return "cnn" if shape[1] == shape[2] <= 32 else "resnet9"
+        settings, rest = split_options(own)
+        Settings(**settings)
+        make_method(name, costs, rest, costs_given=True)
+    return Plan(costs, model, arguments_for(model, splits.shape), baseline, options, threads_for(splits.shape))

@@ -1,16 +1,14 @@
-"""One method, from a saved baseline to a saved model that carries its costs, its decision rule and the evidence for it.
+"""A classifier improved: trained further by one method, given a decision rule, and saved as what validation chose.
 
-Four rows are compared: the model before and after, each by argmax and by its decision rule. Rules are chosen on validation.
+Up to four rows are compared: the model before and after, each by argmax and by its decision rule. All choices are made on
+validation: temperature and strength of the rules, and the row. The accuracy budget is counted from the given model by argmax.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,173 +17,147 @@ import numpy as np
 import torch
 from torch import nn
 
+from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.splits import Splits
-from csada.decisions import to_plain
-from csada.errors import InputError
-from csada.evaluation import evaluate_scores, predict_logits
-from csada.folders import checkpoint_name, replaced
+from csada.decisions import Abstention, Decision, MinimumExpectedCost, threshold_for_budget
+from csada.evaluation import Scores, evaluate_scores, predict_logits
+from csada.evidence import PARTS, Evidence, cheapest_within
+from csada.folders import OWN
 from csada.methods.auxcst import AuxiliaryCosts
 from csada.methods.sosr import CostRegressor
-from csada.metrics import Evaluation
-from csada.models import MODELS, head, load, read_config, save
+from csada.models import MODELS, head
 from csada.models.modes import borrowed_threads
-from csada.models.weights import WEIGHTS
-from csada.report.card import card, evaluations, recommended
-from csada.training import Epoch, Settings, fit, make_method
-from csada.workflow.compare import make_plan
-from csada.workflow.evidence import (
-    PARTS,
-    Arrays,
-    Probe,
-    counts,
-    fitting,
-    input_of,
-    is_pictures,
-    mistakes,
-    rule_for,
-    score_arrays,
-)
-from csada.workflow.runs import environment, write_json
-from csada.workflow.train import best_device
+from csada.reading import plain as as_json
+from csada.training import Epoch, fit, make_method, split_options
+from csada.workflow.probe import Arrays, Probe, is_pictures, mistakes
+from csada.workflow.runs import environment, lines, run_id
+from csada.workflow.settings import Options, default_model, kind_of, options_for, threads_for
 
 WHO = ("devices", "num_nodes", "max_batch")  # settings that say who does the work, not what comes of it
 
 
-@dataclass(frozen=True)
-class FineTuned:
-    """All that is written into a folder."""
-
-    model: nn.Module
-    config: dict[str, Any]  # of the bundle
-    record: dict[str, Any]
-    arrays: Arrays
-    costs: CostMatrix
-
-    @property
-    def history(self) -> list[Epoch]:
-        history: list[Epoch] = self.record["history"]
-        return history
-
-    @property
-    def rows(self) -> dict[str, Evaluation]:
-        """On the test part: before and after, each by argmax and by its rule."""
-        return evaluations(self.record)
-
-
-def fine_tune(
-    folder: Path,
+def improve(
+    classifier: Classifier,
     splits: Splits,
     costs: CostMatrix,
-    method: str,
-    options: Mapping[str, Any],
+    method: str = "csada",
+    options: Mapping[str, Any] | None = None,
     *,
     budget: float = 0.5,
     refer: float = 0.0,
-    device: torch.device | None = None,
+    seen: str = "refuse",
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
-) -> FineTuned:
-    """The model of `folder`, trained further.
+) -> Classifier:
+    """The classifier that costs least on validation among the given one and the one trained further, with the evidence.
 
-    options: of `fit` and of the method; those that are not given are as in `compare`, by the kind of the model, with
-    batches of at most an eighth of the samples. epochs=0 trains nothing and only chooses the rule. budget: points of
-    accuracy that a rule may lose on validation. refer: the share of cases that it may leave to a person. checkpoints: a
-    folder from which the same run goes on. on_epoch(line, total) is told after every epoch.
+    options: of `fit` and of the method; those not given suit the data and the model. epochs=0 trains nothing and only
+    chooses the rule. budget: points of accuracy that may be lost on validation. refer: the share of cases that may be left
+    to a person. checkpoints: a folder from which the same run resumes. on_epoch(line, total) is called after every epoch.
     """
     started = datetime.now(UTC)
-    config = read_config(folder)
-    if method == "csdnn":
-        raise InputError(
-            "csdnn trains a network of its own, which cannot be saved; `csada compare` shows what it gives"
-        )
-    splits = fitting(splits, config, str(folder))
-    settings, threads = resolved(splits, costs, method, options, config)
-    names = {f.name for f in dataclasses.fields(Settings)}
-    chosen = make_method(method, costs, {k: v for k, v in settings.items() if k not in names}, costs_given=True)
-    plain = {k: v for k, v in settings.items() if k not in WHO}
-    before = load(folder).to(device or best_device())
-    probe = Probe.of(chosen, splits.train)
+    splits = checked(classifier, splits, seen)
+    resolved, threads = resolve(classifier, splits, method, options or {})
+    settings, own = split_options(resolved)
+    chosen = make_method(method, costs, own, costs_given=True)
+    plain = {name: value for name, value in resolved.items() if name not in WHO}
+    before, probe = classifier.network, Probe.of(chosen, splits.train)
 
     def told(line: Epoch, model: nn.Module) -> Epoch:
         e = evaluate_scores(predict_logits(model, splits, part="validation"), costs)
-        more: Epoch = {"validation_accuracy": e.accuracy, "validation_cost": e.weighted_error_rate}
+        more: Epoch = {"validation_accuracy": e.accuracy, "validation_cost": e.mean_cost}
         if probe is not None:
-            more["attacks"] = probe(model)
+            more["attacks"] = as_json(probe(model))
         if on_epoch is not None:
-            on_epoch(line | more, settings["epochs"])
+            on_epoch(line | more, resolved["epochs"])
         return more
 
+    models, history, pictures = {"before": before}, [], Arrays()
     with borrowed_threads(threads):
-        after, history = before, []
-        attacks = None if probe is None else probe(before)
-        if settings["epochs"] > 0:
-            weights = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
-            run = checkpoint_name(splits, start=weights, costs=costs.values.tolist(), method=method, options=plain)
-            kept = None if checkpoints is None else checkpoints / f"{run}.pt"
-            given = {k: v for k, v in settings.items() if k in names}
-            fitted = fit(before, splits, chosen, costs, checkpoint=kept, on_epoch=told, **given)
-            after, history = folded(fitted.model), fitted.history
-        models = {"before": before, "after": after}
-        scores = {(n, part): predict_logits(m, splits, part=part) for n, m in models.items() for part in PARTS}
-        examples = probe.examples(before) if probe is not None and is_pictures(splits.train) else {}
-    rules = {name: rule_for(scores[name, "validation"], costs, budget / 100, refer) for name in models}
-    rows: dict[str, Any] = {}
-    for name in models:
-        rows[name] = {part: counts(scores[name, part]) for part in PARTS}
-        rows[f"{name} + rule"] = {part: counts(scores[name, part], rules[name]) for part in PARTS}
-    arrays = score_arrays(scores)
+        if resolved["epochs"] > 0:
+            kept = None if checkpoints is None else checkpoints / checkpoint(classifier, splits, costs, method, plain)
+            fitted = fit(before, splits, chosen, costs, checkpoint=kept, on_epoch=told, **settings)
+            models["after"], history = as_plain(fitted.model), fitted.history
+        scores = {(side, part): predict_logits(m, splits, part=part) for side, m in models.items() for part in PARTS}
+        if probe is not None and is_pictures(splits.train):
+            pictures = probe.examples(before)
+    right = float(
+        (scores["before", "validation"].logits.argmax(1) == scores["before", "validation"].labels).float().mean()
+    )
+    rules = {side: rule_within(scores[side, "validation"], costs, right - budget / 100, refer) for side in models}
+    arrays = pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
+    arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in PARTS} | {"costs": costs.values}
+    evidence = Evidence(
+        splits.name,
+        splits.classes,
+        {part: len(getattr(splits, part)) for part in ("train", *PARTS)},
+        classifier.members[0].architecture or type(before).__name__,
+        method if history else "none",
+        plain,
+        budget,
+        refer,
+        {side: Decision.of(rule) for side, rule in rules.items()},
+        "before",
+        lines(history),
+        environment(),
+        started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        arrays=arrays,
+    )
+    return as_chosen(classifier, splits, costs, models, evidence)
+
+
+def as_chosen(
+    classifier: Classifier, splits: Splits, costs: CostMatrix, models: Mapping[str, nn.Module], evidence: Evidence
+) -> Classifier:
+    """The classifier of the row that is cheapest on validation within the budget."""
+    row = cheapest_within(evidence.validation, evidence.budget)
+    arrays = dict(evidence.arrays)
     if is_pictures(splits.test):
-        decided = np.asarray(rules["after"](scores["after", "test"].logits))
-        arrays |= mistakes(splits.test, decided, costs) | examples
-    about = {key: config[key] for key in ("architecture", "arguments")} | {"input": input_of(splits)}
-    decision = to_plain(rules["after"])
-    record = {
-        "experiment": "fit",
-        "data": {
-            "name": splits.name,
-            "classes": list(splits.classes),
-            "samples": {part: len(getattr(splits, part)) for part in ("train", *PARTS)},
-        },
-        "start": config["metadata"],
-        "model": about,
-        "method": method,
-        "options": plain,
-        "costs": costs.values.tolist(),
-        "budget": budget,
-        "refer": refer,
-        "decision": decision,
-        "rows": rows,
-        "rules": {name: to_plain(rule) for name, rule in rules.items()},
-        "attacks": attacks,
-        "history": history,
-        "environment": environment(),
-        "seconds": sum(line["seconds"] for line in history),
-        "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
-    record["recommended"] = recommended(record)
-    bundle = about | {
-        "classes": list(splits.classes),
-        "normalization": dataclasses.asdict(splits.train.normalization),
-        "decision": decision,
-        "metadata": {"data": splits.name, "method": method, "options": plain},
-    }
-    return FineTuned(after, bundle, record, arrays, costs)
+        arrays |= mistakes(splits.test, evidence.decided(row), costs)
+    member, trained_on = classifier.members[0], classifier.trained_on
+    if row.startswith("after"):
+        member = Member(models["after"], member.architecture, member.arguments)
+        trained_on = np.union1d(trained_on, splits.train.ids)
+    evidence = replace(evidence, chosen=row, arrays=arrays)
+    return replace(
+        classifier, members=(member,), costs=costs, decision=evidence.decision, trained_on=trained_on, evidence=evidence
+    )
 
 
-def resolved(
-    splits: Splits, costs: CostMatrix, method: str, options: Mapping[str, Any], config: Mapping[str, Any]
-) -> tuple[dict[str, Any], int]:
+def checked(classifier: Classifier, splits: Splits, seen: str) -> Splits:
+    """The data as the classifier knows them, without samples in validation and test that it was trained on."""
+    splits = classifier.adapt(splits)
+    validation, test = (classifier.unseen(splits, part, seen) for part in PARTS)
+    return replace(splits, validation=validation, test=test)
+
+
+def resolve(classifier: Classifier, splits: Splits, method: str, given: Mapping[str, Any]) -> tuple[Options, int]:
     """Every setting, and the number of threads that suits the samples."""
-    architecture = config["architecture"] if config["architecture"] in MODELS else None
-    plan = make_plan(splits, costs, [method], architecture, None, None, None)
-    settings = plan.methods[method]
+    architecture = classifier.members[0].architecture
+    model = architecture if architecture in MODELS else default_model(splits.shape)
+    settings = options_for(method, kind_of(model, splits.shape))
     fewer = min(settings["batch_size"], max(len(splits.train) // 8, 16))
-    return settings | {"batch_size": fewer, "seed": 0, **options}, plan.threads
+    return settings | {"batch_size": fewer, "seed": 0, **given}, threads_for(splits.shape)
 
 
-def folded(model: nn.Module) -> nn.Module:
-    """SOSR's and AuxCST's layer of cost estimates, and the last layer below it, as one: the layers that a bundle knows."""
+def checkpoint(classifier: Classifier, splits: Splits, costs: CostMatrix, method: str, options: Options) -> str:
+    """The name of the run's checkpoint: the same settings resume it, others start anew."""
+    start = {name: float(tensor.double().sum()) for name, tensor in classifier.network.state_dict().items()}
+    return f"{OWN}/{run_id(splits, start=start, costs=costs.values, method=method, options=options)}"
+
+
+def rule_within(scores: Scores, costs: CostMatrix, needed: float, refer: float) -> MinimumExpectedCost | Abstention:
+    """The cheapest rule for a model on these (validation) scores with which its accuracy is still `needed`.
+
+    refer: the share of cases that may be left to a person: those whose decision is expected to cost most.
+    """
+    rule = MinimumExpectedCost.within_budget(*scores, costs, needed=needed)
+    return Abstention(rule, threshold_for_budget(scores.logits, rule, refer)) if refer > 0 else rule
+
+
+def as_plain(model: nn.Module) -> nn.Module:
+    """SOSR's and AuxCST's layer of cost estimates, and the last layer below it, as one: the layers that a file knows."""
     model = model.model if isinstance(model, AuxiliaryCosts) else model
     if not isinstance(model, CostRegressor):
         return model
@@ -196,34 +168,3 @@ def folded(model: nn.Module) -> nn.Module:
         last.bias.copy_(-(estimates.weight @ last.bias + estimates.bias))
         last.weight.copy_(-(estimates.weight @ last.weight))
     return net
-
-
-def save_fine_tuned(tuned: FineTuned, out: Path) -> Path:
-    """The model as a bundle with its costs, its card, the record of the run and the evidence: all of it or nothing."""
-    with replaced(out) as new:
-        try:
-            save(tuned.model, new, config=tuned.config)
-        except InputError as error:
-            method = tuned.record["method"]
-            raise InputError(
-                f"{method} changes the model's layers, and such a model cannot be saved: {error}"
-            ) from None
-        tuned.costs.to_csv(new / "costs.csv")
-        write_json(new / "record.json", tuned.record)
-        np.savez_compressed(new / "evidence.npz", **tuned.arrays)  # type: ignore[arg-type]
-        (new / "README.md").write_text(card(tuned.record), encoding="utf-8")
-    return out
-
-
-def parse_options(texts: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value that reads as JSON (a number, true, null) is that, any other is text."""
-    options = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise InputError(f"--set {text!r} is not NAME=VALUE; for example --set weight=5")
-        try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:
-            options[name] = value
-    return options

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from csada.costs import did_you_mean
 from csada.errors import InputError
+from csada.reading import parse_json, read_toml
 
 SHARED = (
     "data",
@@ -44,10 +44,7 @@ Settings = dict[Setting, Any]
 
 def read(path: Path, commands: Commands) -> dict[str, Settings]:
     """The settings of each command, the shared ones first; what no command knows is refused."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the project file {path}: {error}") from None
+    tables = read_toml(path)
     shared = {key.replace("-", "_"): value for key, value in tables.items() if not isinstance(value, dict)}
     for key in shared:
         if key not in SHARED:
@@ -88,6 +85,20 @@ def _located(folder: Path, text: str, may_be_name: bool) -> str:
     if may_be_name and looks_like_name and not joined.exists():
         return text
     return f".{os.sep}{joined}" if may_be_name and joined.name == str(joined) else str(joined)  # pills may be a name
+
+
+def parse_options(texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value that reads as JSON (a number, true, null) is that, any other is text."""
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InputError(f"--set {text!r} is not NAME=VALUE; for example --set weight=5")
+        try:
+            options[name] = parse_json(value, name)
+        except InputError:
+            options[name] = value
+    return options
 
 
 # -- a first project file --------------------------------------------------------------------------
@@ -142,7 +153,7 @@ def template(data: str, costs: str, counts: Mapping[str, Mapping[str, int]], cho
 # A table such as [train] may hold any argument or flag of that command: csada train --help lists them.
 
 data = {_toml(data)}
-# {len(counts["train"])} classes; {train} samples to learn from, {validation} to choose by, {test} to judge by
+# {len(counts["train"])} classes; {train} training, {validation} validation and {test} test samples
 costs = {_toml(costs)}  # what each mistake costs
 
 [train]  # a model that makes as few mistakes as it can, whatever they cost
@@ -150,7 +161,7 @@ out = "baseline"
 # {choice.why}
 {own[0]}
 
-[fit]  # the same model, taught to avoid the dear mistakes
+[fit]  # the same model, made to avoid the expensive mistakes
 model = "baseline"
 out = "model"
 {own[1]}

@@ -1,11 +1,14 @@
-"""What was run, on what: JSON that is written whole or not at all, and says nothing of a machine but its kind."""
+"""What a run is known by, and what it was run on."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,24 +16,24 @@ from typing import Any
 import torch
 
 import csada
-from csada.errors import InputError
-from csada.files import write_text
+from csada.data.splits import Splits
+from csada.evidence import Environment, EpochLine
+from csada.reading import build, plain
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Versions, the device's kind and the commit; no paths and no names of machines."""
     cuda = torch.cuda.is_available()
-    versions = {name: metadata.version(name) for name in PACKAGES}
-    return {
-        "csada": csada.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "packages": versions,
-        "device": torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()}, {os.cpu_count()} cores)",
-        "threads": torch.get_num_threads(),
-    }
+    return Environment(
+        csada.__version__,
+        _commit(),
+        platform.python_version(),
+        {name: metadata.version(name) for name in PACKAGES},
+        torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()}, {os.cpu_count()} cores)",
+        torch.get_num_threads(),
+    )
 
 
 def _commit() -> str | None:
@@ -45,12 +48,19 @@ def _commit() -> str | None:
     return out.stdout.strip() or None
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> Path:
-    return write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+def identity(config: Any) -> str:
+    """The same settings give the same name, on any machine."""
+    canonical = json.dumps(plain(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"cannot read the record {path}: {error}") from None
+def run_id(splits: Splits, **settings: Any) -> str:
+    """One for every run: the same command finds its checkpoint again, another starts anew."""
+    return identity({"data": splits.fingerprint, "normalization": splits.train.normalization, **settings})
+
+
+def lines(history: Iterable[Mapping[str, Any]]) -> tuple[EpochLine, ...]:
+    """A history as `fit` gives it, typed; what else an on_epoch added is left out."""
+    known = [f.name for f in fields(EpochLine)]
+    kept = ({key: line[key] for key in known if key in line} for line in history)
+    return tuple(build(EpochLine, line, "history") for line in kept)

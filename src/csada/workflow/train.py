@@ -1,47 +1,34 @@
-"""Baselines: cross-entropy by a recipe, and the proof that the model fits its training data.
+"""A classifier from its first weights on: cross-entropy by a recipe, and the proof that it fits its training data.
 
-CSADA is for models that interpolate, so the training loss is measured on the training images as they are, without
-augmentation; a baseline that does not reach it is marked.
+CSADA is for models that interpolate, so the training loss is measured on the training samples as they are, without
+augmentation; a model that does not reach it is marked.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from csada.costs import CostMatrix
+from csada.classifier import Classifier, Input, Member
 from csada.data.splits import Splits
 from csada.errors import InputError
-from csada.evaluation import evaluate_scores, predict_logits
-from csada.folders import checkpoint_name, replaced
-from csada.models import RECIPES, Recipe, create, freeze, head, load_weights, save, unfreeze
-from csada.models.modes import device_of
+from csada.evaluation import predict_logits
+from csada.evidence import Training
+from csada.folders import OWN
+from csada.models import RECIPES, Recipe, create, freeze, head, load_weights, unfreeze
+from csada.models.modes import best_device, device_of
 from csada.models.zoo import arguments_for
 from csada.training import Epoch, fit
-from csada.workflow.evidence import input_of
-from csada.workflow.runs import environment, write_json
-
-INTERPOLATES = 0.01  # training loss without augmentation below which a baseline counts as fitting its data
+from csada.workflow.runs import environment, lines, run_id
 
 
-@dataclass(frozen=True)
-class Baseline:
-    model: nn.Module
-    record: dict[str, Any]
-
-
-def best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def train_baseline(
+def train(
     splits: Splits,
     model: str = "resnet34",
     recipe: str | None = None,
@@ -52,13 +39,13 @@ def train_baseline(
     device: torch.device | None = None,
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
-) -> Baseline:
+) -> Classifier:
     """Train by one of RECIPES on the best device there is; `epochs` replaces a one-stage recipe's number of them.
 
     Without a recipe it is "fast" for the ResNets and "small" for networks without batch norm. Where samples are few, a
-    batch holds a 32nd of them, 16 at least, so that an epoch has steps enough, and the learning rate is lowered with it.
+    batch holds a 32nd of them, 16 at least, so that an epoch has enough steps, and the learning rate is lowered with it.
 
-    checkpoints: a folder from which the same training goes on. on_epoch(line, total) is told after every epoch, `total`
+    checkpoints: a folder from which the same training resumes. on_epoch(line, total) is called after every epoch, `total`
     counting those of all stages.
     """
     recipe = recipe or ("fast" if model.startswith("resnet") else "small")
@@ -76,40 +63,36 @@ def train_baseline(
         else dataclasses.replace(stage, batch_size=few, lr=stage.lr * few / stage.batch_size)
         for stage in stages
     )
-    net = create(model, len(splits.classes), seed=seed, **arguments_for(model, splits.shape))
+    arguments = arguments_for(model, splits.shape)
+    net = create(model, len(splits.classes), seed=seed, **arguments)
     if pretrained is not None:
         load_weights(net, pretrained, seed=seed)
     net = net.to(device or best_device())
-    total = sum(stage.epochs for stage in stages)
-    told: Callable[[Epoch], None] = lambda line: on_epoch(line, total) if on_epoch else None  # noqa: E731
     if checkpoints is not None:
         settings = {"model": model, "stages": [dataclasses.asdict(stage) for stage in stages], "pretrained": pretrained}
-        checkpoints = checkpoints / checkpoint_name(splits, seed=seed, **settings)
-    net, history = train_stages(net, splits, stages, seed, told, checkpoints)
-    costs = CostMatrix.uniform(len(splits.classes))
+        checkpoints = checkpoints / OWN / run_id(splits, seed=seed, **settings)
+    total = sum(stage.epochs for stage in stages)
+    net, history = train_stages(
+        net, splits, stages, seed, lambda line: on_epoch(line, total) if on_epoch else None, checkpoints
+    )
     scores = {part: predict_logits(net, splits, part=part) for part in ("train", "validation", "test")}
-    counts = {part: evaluate_scores(s, costs) for part, s in scores.items()}
-    loss = float(F.cross_entropy(*scores["train"]))
-    return Baseline(
-        net,
-        {
-            "experiment": "baseline",
-            "data": splits.name,
-            "model": model,
-            "arguments": arguments_for(model, splits.shape),
-            "pretrained": None if pretrained is None else Path(pretrained).name,
-            "recipe": recipe,
-            "stages": [dataclasses.asdict(stage) for stage in stages],
-            "seed": seed,
-            "samples": {part: e.samples for part, e in counts.items()},
-            "training_seconds": sum(line["seconds"] for line in history),
-            "training_loss": loss,
-            "interpolates": loss < INTERPOLATES,
-            "accuracy": {part: e.accuracy for part, e in counts.items()},
-            "confusion": {part: e.confusion.tolist() for part, e in counts.items() if part != "train"},
-            "history": history,
-            "environment": environment(),
-        },
+    return Classifier(
+        (Member(net, model, arguments),),
+        Input.of(splits),
+        splits.classes,
+        trained_on=np.unique(splits.train.ids),
+        training=Training(
+            splits.name,
+            model,
+            recipe,
+            seed,
+            None if pretrained is None else Path(pretrained).name,
+            {part: len(s.labels) for part, s in scores.items()},
+            float(F.cross_entropy(*scores["train"])),
+            {part: float((s.logits.argmax(1) == s.labels).float().mean()) for part, s in scores.items()},
+            lines(history),
+            environment(),
+        ),
     )
 
 
@@ -118,10 +101,10 @@ def train_stages(
     splits: Splits,
     stages: Recipe,
     seed: int,
-    on_epoch: Callable[[Epoch], None],
+    on_epoch: Callable[[Epoch], object],
     checkpoints: Path | None = None,
 ) -> tuple[nn.Module, list[Epoch]]:
-    """The stages of a recipe, one after the other where `net` lies; epochs are counted over all of them.
+    """The stages of a recipe, one after the other on the network's device; epochs are counted over all of them.
 
     checkpoints: a folder in which every stage has its own, so that a finished one is only read.
     """
@@ -141,20 +124,3 @@ def train_stages(
         unfreeze(net)
         history += [line | {"epoch": len(history) + line["epoch"]} for line in fitted.history]
     return net, history
-
-
-def save_baseline(baseline: Baseline, splits: Splits, folder: Path) -> Path:
-    """The model as a bundle, and its record beside it: both or neither."""
-    record = baseline.record
-    config = {
-        "architecture": record["model"],
-        "arguments": record["arguments"],
-        "classes": splits.classes,
-        "normalization": dataclasses.asdict(splits.train.normalization),
-        "input": input_of(splits),
-        "metadata": {key: record[key] for key in ("data", "recipe", "seed", "accuracy", "training_loss")},
-    }
-    with replaced(folder) as new:
-        save(baseline.model, new, config=config)
-        write_json(new / "record.json", record)
-    return folder

@@ -1,11 +1,10 @@
 """Decisions on new inputs, batch by batch: a folder may hold more images than there is memory.
 
-A model is a bundle or an exported ONNX file. For the latter nothing here needs PyTorch: onnxruntime, NumPy and Pillow do.
+A model is a saved classifier or an exported ONNX file. For the latter nothing here needs PyTorch.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +22,9 @@ from PIL import UnidentifiedImageError
 from csada.errors import InputError
 from csada.pixels import MODES, SUFFIXES, square
 from csada.rows import number, read_rows
+from csada.sample import Sample
+from csada.shipping.onnx_file import open_onnx
 
-METADATA, FORMAT = "csada", 2  # of an exported file: where its own description lies, and which one this version reads
 DEVICES = ("cpu", "cuda")
 
 Array = NDArray[Any]
@@ -34,77 +34,41 @@ Source = Iterator[tuple[str | int, Callable[[], Array]]]  # a sample's name, and
 
 @dataclass(frozen=True)
 class Model:
-    """`decide`: samples [N, ...] as stored -> class, its probability, expected costs [N, K], refer, criterion [N, K]."""
+    """A saved classifier or an exported file. `decide`: samples [N, ...] as stored -> OUTPUTS of csada.shipping.onnx_file."""
 
     classes: tuple[str, ...]
-    input: Mapping[str, Any]
+    input: Sample
     decide: Callable[[Array], Sequence[Array]]
-
-    @property
-    def takes_rows(self) -> bool:
-        return len(self.input["shape"]) == 1
 
     def columns(self, every: bool = False) -> list[str]:
         """What `predict` says of a sample, in this order; `error` instead of the others where it cannot be read."""
         costs = [f"{what}_{name}" for what in ("expected_cost", "criterion") for name in self.classes] if every else []
-        return ["row" if self.takes_rows else "file", "class", "probability", "expected_cost", "refer", *costs, "error"]
+        first = "row" if self.input.is_row else "file"
+        return [first, "class", "probability", "expected_cost", "refer", *costs, "error"]
 
 
-def open_model(path: str | os.PathLike[str], device: str | None = None) -> Model:
-    """A bundle's folder or an exported file; on the GPU where there is one, unless told."""
+def open_model(path: str | os.PathLike[str], device: str | None = None, *, trust: bool = False) -> Model:
+    """A classifier's folder or an exported file; on the GPU where there is one, unless told."""
     if device not in (None, *DEVICES):
         raise InputError(f"unknown device {device!r}; known: {', '.join(DEVICES)}")
     path = Path(path)
     if not os.path.exists(path):
         raise InputError(f"{path} does not exist; give a folder written by csada fit or a file written by csada export")
-    return _bundle(path, device) if path.is_dir() else _onnx(path, device)
+    if path.is_dir():
+        return _saved(path, device, trust)
+    about, decide = open_onnx(path, None if device is None else device == "cuda")
+    return Model(about.classes, about.input, decide)
 
 
-def _bundle(path: Path, device: str | None) -> Model:
+def _saved(path: Path, device: str | None, trust: bool) -> Model:
     import torch
 
-    from csada.shipping.graph import load
+    from csada.classifier import Classifier
 
-    deployed = load(path)
-    where = _available(device, torch.cuda.is_available())
-    deployed.to(where)
-
-    def decide(x: Array) -> Sequence[Array]:
-        with torch.inference_mode():
-            return [value.cpu().numpy() for value in deployed(torch.from_numpy(x).to(where))]
-
-    return Model(tuple(map(str, deployed.config["classes"])), deployed.config["input"], decide)
-
-
-def _onnx(path: Path, device: str | None) -> Model:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise InputError(f"{path} needs onnxruntime: pip install 'csada[onnx]'") from None
-    where = _available(device, "CUDAExecutionProvider" in onnxruntime.get_available_providers())
-    providers = ["CUDAExecutionProvider"] * (where == "cuda") + ["CPUExecutionProvider"]
-    try:
-        session = onnxruntime.InferenceSession(path, providers=providers)
-    except Exception as error:  # onnxruntime's exceptions share no other base
-        raise InputError(f"{path} is no ONNX file that onnxruntime can open: {str(error).splitlines()[0]}") from None
-    try:
-        about = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])
-        found = about["format"]
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{path} was not written by csada: it does not describe itself; use csada export") from None
-    if found != FORMAT:
-        raise InputError(f"{path} is of format {found}, this csada ({FORMAT}) reads another; export the model again")
-    return Model(
-        tuple(map(str, about["classes"])),
-        about["input"],
-        lambda x: session.run(["class", "probability", "expected_cost", "refer", "criterion"], {"input": x}),
-    )
-
-
-def _available(device: str | None, gpu: bool) -> str:
-    if device == "cuda" and not gpu:
-        raise InputError("no GPU is to be found; leave out --device, or set it to cpu")
-    return device or ("cuda" if gpu else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("PyTorch finds no GPU; leave out --device, or set it to cpu")
+    classifier = Classifier.load(path, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), trust=trust)
+    return Model(classifier.classes, classifier.input, lambda x: classifier.decide(x))
 
 
 def predict(
@@ -118,8 +82,10 @@ def predict(
     paths = [Path(path) for path in inputs]
     for path in paths:
         if not os.path.exists(path):
-            raise InputError(f"{path} does not exist; give {'a CSV file' if model.takes_rows else 'images or folders'}")
-    source = _table(paths, model.input) if model.takes_rows else _images(paths, model.input)
+            raise InputError(
+                f"{path} does not exist; give {'a CSV file' if model.input.is_row else 'images or folders'}"
+            )
+    source = _table(paths, model.input) if model.input.is_row else _images(paths, model.input)
     return _predict(model, source, batch_size, every)
 
 
@@ -129,7 +95,7 @@ def _predict(model: Model, source: Source, batch_size: int, every: bool) -> Iter
         while chunk := list(islice(source, batch_size)):
             samples = list(pool.map(_read, (read for _, read in chunk)))
             good = [x for x in samples if not isinstance(x, str)]
-            x = np.array(good, dtype=model.input["dtype"])
+            x = np.array(good, dtype=model.input.dtype)
             decided = zip(*model.decide(x), strict=True) if good else iter(())
             for (which, _), sample in zip(chunk, samples, strict=True):
                 if isinstance(sample, str):
@@ -175,8 +141,8 @@ def files(paths: Sequence[Path]) -> Iterator[Path]:
                 yield entry
 
 
-def _images(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:
-    channels, height, width = given["shape"]
+def _images(paths: Sequence[Path], given: Sample) -> Source:
+    channels, height, width = given.shape
     if channels not in MODES or height != width:
         raise InputError(
             f"the model takes samples of {channels} x {height} x {width}; images are read as squares, grey or RGB"
@@ -188,14 +154,14 @@ def _pixels(path: Path, size: int, channels: int) -> Array:
     return square(path.read_bytes(), size, channels)
 
 
-def _table(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:
+def _table(paths: Sequence[Path], given: Sample) -> Source:
     if len(paths) > 1:
         raise InputError(f"the model takes rows of numbers: give one CSV file, not {len(paths)} inputs")
     lines = read_rows(paths[0])
     _, header = next(lines, (0, []))
-    features, columns = given["shape"][0], given.get("columns")
+    features, columns = given.shape[0], given.columns
     if columns is None:  # by their place; a last one more is the label, as in training
-        columns = header[:features] if len(header) in (features, features + 1) else None
+        columns = tuple(header[:features]) if len(header) in (features, features + 1) else None
         if columns is None:
             raise InputError(f"{paths[0]} has {len(header)} columns; the model takes {features} features")
     for name in columns:

@@ -1,0 +1,223 @@
+"""From a model and costs to a classifier that avoids the expensive mistakes: fit, tune."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from csada.cli import common as cli
+
+if TYPE_CHECKING:
+    from csada.workflow.tune import Tuning
+
+Budget = Annotated[
+    float, typer.Option(min=0, max=100, help="Points of accuracy that may be lost on validation; 100: any.")
+]
+Method = Annotated[str, typer.Option(help="Any of csada.METHODS.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Else 64 to 512 by the model, and at most an eighth of the samples.")
+]
+
+
+@cli.app.command("fit")
+def fit_command(
+    model: cli.Model,
+    data: cli.DataSet,
+    costs: cli.Costs,
+    out: cli.OutDir = Path("out/fitted"),
+    method: Method = "csada",
+    epochs: Annotated[
+        int | None, typer.Option(min=0, help="Else 10, for some methods 50; 0 only chooses the decision rule.")
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Else by model and method: 0.001 for cnn and mlp, 0.00002 to 0.0001 for ResNets."),
+    ] = None,
+    batch_size: BatchSize = None,
+    budget: Budget = 0.5,
+    refer: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")
+    ] = 0.0,
+    seed: int = 0,
+    devices: Annotated[int, typer.Option(min=1, help="Processes, on as many GPUs, or on the CPU.")] = 1,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any option of fit or of the method; repeatable."),
+    ] = None,
+    scale: cli.Scale = 1.0,
+    size: cli.Size = None,
+    flip: cli.Flip = False,
+    data_dir: cli.DataDir = None,
+    skip_bad: cli.SkipBad = False,
+    seen: cli.Seen = "refuse",
+    trust: cli.Trust = False,
+    device: cli.Device = "auto",
+    track: cli.Track = None,
+    as_json: cli.AsJson = False,
+) -> None:
+    """Train a model further with any method, give it a decision rule, and save what costs least on validation.
+
+    The rows compared are the model before and after, each by its most probable class and with its rule. Interrupted? Run
+    the same command again: it resumes.
+
+    Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
+    """
+    from csada.classifier import Classifier
+    from csada.folders import reserved
+    from csada.report.card import verdict
+    from csada.tracking import tracked
+    from csada.workflow.fit import improve
+    from csada.workflow.project import parse_options
+    from csada.workflow.settings import costs_for
+
+    start = Classifier.load(model, device=cli.chosen_device(device), trust=trust)
+    given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
+    settings = {name: value for name, value in given.items() if value is not None} | {"seed": seed}
+    settings |= parse_options(options or [])
+    splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad, start)
+    told = {"data": data, "start": str(model), "costs": costs, "method": method, **settings}
+    with (
+        reserved(out) as folder,
+        cli.progress("training") as update,
+        tracked(track, told, lambda line, total: update(line["epoch"], total)) as on_epoch,
+    ):
+        better = improve(
+            start,
+            splits,
+            costs_for(costs, start.classes),
+            method,
+            settings,
+            budget=budget,
+            refer=refer,
+            seen=seen,
+            checkpoints=folder,
+            on_epoch=on_epoch,
+        )
+        better.save(folder)
+    evidence = better.evidence
+    assert evidence is not None
+    if as_json:
+        found = {"folder": str(out), "rows": cli.row_numbers(evidence), "chosen": evidence.chosen}
+        typer.echo(json.dumps(found | {"verdict": verdict(evidence), "options": evidence.options}, indent=1))
+        return
+    cli.show_rows(evidence)
+    end = evidence.test[evidence.chosen]
+    cli.say("Accuracy in %, cost per 100 predictions. Validation chose the row with *: it is what was saved.")
+    if end.referred:
+        cli.say(f"{end.referred:,} of {end.samples:,} test cases are left to a person; accuracy is of the rest.")
+    cli.say(*(str(pair) for pair in end.top_pairs()))
+    attacks = [pair for line in evidence.history for pair in line.attacks]
+    if attacks and not any(pair.reached for pair in attacks):
+        cli.say("No attack reached its target; a larger step_size goes farther: --set step_size=...")
+    cli.say(verdict(evidence))
+    cli.show_files([out])
+    cli.say(f"csada report {out} explains it on a page")
+
+
+@cli.app.command()
+def tune(
+    model: cli.Model,
+    data: cli.DataSet,
+    costs: cli.Costs,
+    budget: Budget = 0.5,
+    trials: Annotated[int, typer.Option(min=1, help="How many settings to try, with those done before.")] = 20,
+    epochs: Annotated[int, typer.Option(min=1, help="Of each trial.")] = 5,
+    method: Method = "csada",
+    batch_size: BatchSize = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Minutes after which no further trial starts.")] = None,
+    seed: int = 0,
+    scale: cli.Scale = 1.0,
+    size: cli.Size = None,
+    flip: cli.Flip = False,
+    data_dir: cli.DataDir = None,
+    skip_bad: cli.SkipBad = False,
+    seen: cli.Seen = "refuse",
+    trust: cli.Trust = False,
+    device: cli.Device = "auto",
+    out: cli.OutDir = Path("out/tuned"),
+    as_json: cli.AsJson = False,
+) -> None:
+    """Search settings that save cost within the accuracy budget. Interrupted? Run the same command again: it resumes.
+
+    Example: csada tune out/digits digits --costs costs.csv --budget 0.5 --trials 20
+    """
+    from csada.classifier import Classifier
+    from csada.reading import plain
+    from csada.report.card import verdict
+    from csada.report.style import save
+    from csada.report.tuning import frontier_figure
+    from csada.workflow import tune as workflow
+    from csada.workflow.settings import costs_for
+
+    if workflow.optuna_version() is None:
+        cli.warn("settings are drawn at random; install 'csada[tune]' for a guided search", style=None)
+    start = Classifier.load(model, device=cli.chosen_device(device), trust=trust)
+    splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad, start)
+    with cli.progress("training") as update:
+        tuning, better = workflow.tune(
+            start,
+            splits,
+            costs_for(costs, start.classes),
+            out,
+            method=method,
+            budget=budget,
+            trials=trials,
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=seed,
+            minutes=timeout,
+            seen=seen,
+            on_progress=update,
+        )
+    evidence = better.evidence
+    assert evidence is not None
+    judged = [trial.validation for trial in tuning.trials if trial.validation is not None]
+    title = f"{method}, {len(judged)} of {len(tuning.trials)} trials finished"
+    points = {
+        "trials by argmax": [(j.argmax.accuracy, j.argmax.mean_cost) for j in judged if j.rule],
+        "trials over the budget": [(j.argmax.accuracy, j.argmax.mean_cost) for j in judged if not j.rule],
+        "trials with their rule": [(j.rule.accuracy, j.rule.mean_cost) for j in judged if j.rule],
+    }
+    files = save(frontier_figure(title, evidence, tuning.needed, points), out / "frontier.png")
+    valued = {"--scale": scale if scale != 1 else None, "--size": size, "--data-dir": data_dir, "--budget": budget}
+    more = [word for name, value in valued.items() if value is not None for word in (name, str(value))]
+    more += [name for name, given in (("--flip", flip), ("--skip-bad", skip_bad)) if given]
+    command = fit_again(tuning, model, data, costs, more)
+    if as_json:
+        found = {"verdict": verdict(evidence), "command": command, "chosen": evidence.chosen}
+        typer.echo(json.dumps(plain(tuning) | found | {"rows": cli.row_numbers(evidence)}, indent=1))
+        return
+    cli.show_rows(evidence)
+    states = Counter(trial.state for trial in tuning.trials)
+    left = trials - len(tuning.trials)
+    cli.say(
+        f"Accuracy in %, cost per 100 predictions. {len(tuning.trials)} trials: "
+        + (", ".join(f"{count} {state}" for state, count in states.items()) or "none")
+        + (f"; {left} left: run the same command again." if left > 0 else "."),
+        f"All were judged on the same {evidence.samples['validation']:,} validation samples, on which the rules were chosen "
+        f"too, so the best of them looks better there than it is. The {evidence.samples['test']:,} test samples were used for "
+        "this table alone.",
+    )
+    if tuning.leader is None:
+        cli.say(f"No trial is cheaper than the rule alone within {budget:g} points of accuracy.")
+    cli.show_files([out / "tuning.json", *files, out / "model"])
+    cli.say(verdict(evidence), f"The same model again: {command}")
+
+
+def fit_again(tuning: Tuning, model: Path, data: str, costs: str, more: list[str]) -> str:
+    """The command that makes the chosen model again."""
+    words = ["csada", "fit", str(model), data, "--costs", costs, *more]
+    if tuning.leader is None:
+        return shlex.join([*words, "--epochs", "0"])
+    words += ["--method", tuning.method]
+    flags = ("epochs", "lr", "batch_size", "seed")
+    chosen: dict[str, Any] = tuning.chosen
+    for name, value in chosen.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words += [f"--{name.replace('_', '-')}", text] if name in flags else ["--set", f"{name}={text}"]
+    return shlex.join(words)

@@ -1,0 +1,212 @@
+"""What is known about a classifier: how it was trained, and what validation and test say of each way to use it.
+
+Plain values and NumPy arrays, so that a report needs neither PyTorch nor the data. Every number derives from the scores: a row
+of the comparison is a model (a side: before, after) and how it decides (by argmax, or by its decision rule).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csada.costs import CostMatrix
+from csada.decisions import Decision, Rule, argmax
+from csada.errors import InputError
+from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
+
+INTERPOLATES = 0.01  # training loss without augmentation below which a model counts as fitting its data
+PARTS = ("validation", "test")
+ROWS = {
+    "before": "the model as it was",
+    "before + rule": "the model as it was, with the decision rule",
+    "after": "the trained model",
+    "after + rule": "the trained model, with its decision rule",
+}
+PICTURES = (  # arrays that belong together: one row per picture
+    ("mistakes", "mistake_images"),
+    ("examples", "original_images", "adversarial_images", "perturbations"),
+)
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What it was run with: versions and the kind of device; no paths and no names of machines."""
+
+    csada: str
+    commit: str | None
+    python: str
+    packages: dict[str, str]
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Attacks:
+    """How the attacks on one pair ended."""
+
+    truth: int
+    predicted: int
+    skipped: int = 0
+    rejected: int = 0
+    reached: int = 0
+    exhausted: int = 0
+
+
+@dataclass(frozen=True)
+class EpochLine:
+    epoch: int
+    loss: float
+    lr: float
+    seconds: float
+    validation_accuracy: float | None = None
+    validation_cost: float | None = None  # the mean cost of a prediction, by argmax
+    attacks: tuple[Attacks, ...] = ()
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model was trained from its first weights on."""
+
+    data: str
+    model: str
+    recipe: str
+    seed: int
+    pretrained: str | None
+    samples: dict[str, int]
+    loss: float  # on the training part, without augmentation
+    accuracy: dict[str, float]
+    history: tuple[EpochLine, ...]
+    environment: Environment
+
+    @property
+    def interpolates(self) -> bool:
+        return self.loss < INTERPOLATES
+
+    @property
+    def seconds(self) -> float:
+        return sum(line.seconds for line in self.history)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What `csada fit` found. `chosen` is the row that validation chose: the saved classifier is that one."""
+
+    data: str
+    classes: tuple[str, ...]
+    samples: dict[str, int]
+    architecture: str
+    method: str
+    options: dict[str, Any]
+    budget: float  # points of accuracy that may be lost on validation, against "before"
+    refer: float  # the share of cases that may be left to a person
+    rules: dict[str, Decision]  # of each side
+    chosen: str
+    history: tuple[EpochLine, ...]
+    environment: Environment
+    started: str
+    trials: int = 0  # settings that were tried on the same validation samples
+    arrays: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # kept in a file of their own
+
+    def __post_init__(self) -> None:
+        if self.chosen not in self.rows_of(self.rules) or "before" not in self.rules:
+            raise InputError(f"chosen is {self.chosen!r}; known rows: {', '.join(self.rows_of(self.rules))}")
+        if not self.arrays:
+            return
+        k = len(self.classes)
+        for part in PARTS:
+            n = len(self._array(f"{part}_labels", (None,), "i"))
+            for side in self.rules:
+                self._array(f"{side}_{part}", (n, k), "f")
+        self._array("costs", (k, k), "f")
+        for names in PICTURES:
+            if len({len(self.arrays.get(name, ())) for name in names}) > 1:
+                raise InputError(f"{', '.join(names)} differ in length")
+
+    def _array(self, name: str, shape: tuple[int | None, ...], kind: str) -> Array:
+        found = self.arrays.get(name)
+        if (
+            found is None
+            or found.dtype.kind != kind
+            or not all(b in (None, a) for a, b in zip((*found.shape, -1), (*shape, -1), strict=False))
+            or found.ndim != len(shape)
+        ):
+            got = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
+            raise InputError(f"the evidence does not fit together: {name} is {got}")
+        return np.asarray(found)
+
+    @staticmethod
+    def rows_of(sides: Mapping[str, Any]) -> list[str]:
+        return [row for row in ROWS if row.split()[0] in sides]
+
+    @property
+    def seconds(self) -> float:
+        return sum(line.seconds for line in self.history)
+
+    @cached_property
+    def costs(self) -> CostMatrix:
+        return CostMatrix(self.arrays["costs"], self.classes)
+
+    @cached_property
+    def validation(self) -> dict[str, Evaluation]:
+        return self._rows("validation")
+
+    @cached_property
+    def test(self) -> dict[str, Evaluation]:
+        """Every row on the test part."""
+        return self._rows("test")
+
+    def _rows(self, part: str) -> dict[str, Evaluation]:
+        return {row: self.evaluation(row, part) for row in self.rows_of(self.rules)}
+
+    @property
+    def decision(self) -> Decision:
+        """How the saved classifier decides."""
+        return self.rules[side_of(self.chosen)] if "rule" in self.chosen else Decision.of(argmax)
+
+    def rule(self, row: str) -> Rule:
+        return self.rules[side_of(row)].rule(self.costs) if "rule" in row else argmax
+
+    def logits(self, side: str, part: str = "test") -> Array:
+        return np.asarray(self.arrays[f"{side}_{part}"])
+
+    def labels(self, part: str = "test") -> Array:
+        return np.asarray(self.arrays[f"{part}_labels"])
+
+    def decided(self, row: str, part: str = "test") -> Array:
+        """[N]: the row's prediction for every sample, REFER where a person decides."""
+        return np.asarray(self.rule(row)(self.logits(side_of(row), part)))
+
+    def evaluation(self, row: str, part: str = "test") -> Evaluation:
+        price = self.rules[side_of(row)].referral_cost if "rule" in row else None
+        return Evaluation.of(self.labels(part), self.decided(row, part), self.costs, referral_cost=price, name=row)
+
+    def paid(self, row: str) -> NDArray[np.float64]:
+        """[N]: what every test sample cost."""
+        predicted, price = self.decided(row), self.test[row].referral_cost
+        return np.where(predicted == REFER, price, self.costs.values[self.labels(), predicted])
+
+    def change(self, first: str, second: str) -> Interval:
+        """The 95 % interval of the change in cost per 100 on test: paired, since both decided the same samples."""
+        low, high = bootstrap_paid(self.paid(second) - self.paid(first), "mean_cost")
+        return Interval(100 * low, 100 * high)
+
+
+def side_of(row: str) -> str:
+    return row.partition(" ")[0]
+
+
+def cheapest_within(rows: Mapping[str, Evaluation], budget: float) -> str:
+    """The row that costs least on validation among those that lose at most `budget` points of the first one's accuracy.
+
+    Of equals the first, which changes least.
+    """
+    first = next(iter(rows.values()))
+    needed = first.accuracy - budget / 100 - 1e-12
+    return min((row for row, e in rows.items() if e.accuracy >= needed), key=lambda row: rows[row].mean_cost)

@@ -1,0 +1,241 @@
+"""The reader at the door: what a file or a flag says becomes a frozen dataclass, or one line that says why it cannot.
+
+`build` takes plain values (of JSON, TOML or --set) to a type by its annotations, all the way down, so that nothing behind the
+door checks a type again; what a value means (a range, names that must agree) is checked by the dataclass itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from csada import files
+from csada.errors import InputError
+
+T = TypeVar("T")
+
+MOST_BYTES = 64 * 2**20  # of a text file that we read whole
+WHOLE = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
+LARGEST = 2**63  # whole numbers are of 64 bits everywhere behind the door
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
+    try:
+        return read_bytes(path, most).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{os.fspath(path)} is not text in UTF-8") from None
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+    """A regular file of at most `most` bytes: a pipe or a device would never end."""
+    try:
+        return files.read_bytes(path, most)
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None
+
+
+def sha256(content: bytes | Path) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: str | os.PathLike[str], kind: type[T], most: int = MOST_BYTES) -> T:
+    return typing.cast(T, build(kind, parse_json(read_text(path, most), str(path)), str(path)))
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Plain JSON: no NaN, no nesting that exhausts the stack."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON number")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is damaged: {_line(error)}") from None
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is no TOML file: {_line(error)}") from None
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> Path:
+    return files.write_text(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def build(kind: Any, value: Any, where: str) -> Any:
+    """`value` as a `kind`: a dataclass, a NamedTuple, a builtin, list, tuple, dict, Literal, Enum or a union of these.
+
+    A class with a classmethod `from_plain` reads its own plain form. Errors start with `where`, which ends in the key.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is object:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _one_of(arguments, value, where)
+    if origin is typing.Literal:
+        return value if _among(value, arguments) else refuse(value, kind, where)
+    if origin in (list, tuple, Sequence):
+        return _sequence(kind, origin, arguments, value, where)
+    if origin in (dict, Mapping):
+        table = _table(value, kind, where)
+        return {key: build(arguments[1], each, f"{where}.{key}") for key, each in table.items()}
+    if hasattr(kind, "from_plain"):
+        return _named(where, kind.from_plain, value)
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        values = fields_from(kind, _table(value, kind, where), where)
+        if missing := [name for name, needed in _needed(kind).items() if needed and name not in values]:
+            raise InputError(f"{where}: {missing[0]} is missing")
+        return _named(where, lambda given: kind(**given), values)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _named(where, kind, value)
+    return _scalar(kind, value, where)
+
+
+def fields_from(kind: Any, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Each value as the field of its name asks for; an unknown name is refused, fields that are not given are left out."""
+    known = _hints(kind)
+    for key in values:
+        if key not in known:
+            raise InputError(f"{where}: unknown key {key!r}; known keys: {', '.join(known)}")
+    return {key: build(known[key], value, f"{where}: {key}") for key, value in values.items()}
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON holds it; `build` gives it back."""
+    if hasattr(value, "to_plain"):
+        return plain(value.to_plain())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def refuse(value: Any, kind: Any, where: str) -> Any:
+    shown = repr(value)
+    raise InputError(f"{where} is {shown if len(shown) <= 60 else shown[:57] + '...'}; {describe(kind)} is needed")
+
+
+def describe(kind: Any) -> str:
+    """A type in words."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe(each) for each in arguments))
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (list, tuple, Sequence):
+        return f"a list ({describe(arguments[0])} each)" if arguments else "a list"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return " or ".join(repr(each.value) for each in kind)
+    return WHOLE.get(kind, "a table of names and values")
+
+
+def _scalar(kind: Any, value: Any, where: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if abs(value) < LARGEST or (isinstance(value, float) and math.isfinite(value)):
+            return float(value)
+    elif kind is int and isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
+        return int(value)  # 1e3 in JSON
+    elif type(value) is kind and not (kind is int and abs(value) >= LARGEST):
+        return value
+    elif kind is str and isinstance(value, Path):
+        return str(value)
+    return refuse(value, kind, where)
+
+
+def _one_of(kinds: Sequence[Any], value: Any, where: str) -> Any:
+    """The first that fits; where none does, the error of the only one that is not None says more."""
+    if value is None and type(None) in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not type(None)]
+    if len(others) == 1:
+        return build(others[0], value, where) if value is not None else refuse(value, others[0], where)
+    for kind in others:
+        try:
+            return build(kind, value, where)
+        except InputError:
+            continue
+    return refuse(value, typing.Union[tuple(kinds)], where)  # noqa: UP007 - made at run time
+
+
+def _sequence(kind: Any, origin: Any, arguments: Sequence[Any], value: Any, where: str) -> Any:
+    if not isinstance(value, list | tuple):
+        return refuse(value, kind, where)
+    fixed = origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis)
+    if fixed and len(value) != len(arguments):
+        raise InputError(f"{where} has {len(value)} values; {len(arguments)} are needed")
+    kinds = arguments if fixed else [arguments[0]] * len(value)
+    built = [build(each, one, f"{where}[{i}]") for i, (each, one) in enumerate(zip(kinds, value, strict=True))]
+    return built if origin is list else tuple(built)
+
+
+def _table(value: Any, kind: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        refuse(value, kind, where)
+    return typing.cast(Mapping[str, Any], value)
+
+
+def _among(value: Any, known: Sequence[Any]) -> bool:
+    return any(type(value) is type(each) and value == each for each in known)
+
+
+def _named(where: str, make: Any, value: Any) -> Any:
+    """What a class itself says of its values, with the place before it."""
+    try:
+        return make(value)
+    except (InputError, ValueError) as error:
+        raise InputError(f"{where}: {_line(error)}") from None
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind) if f.init] if dataclasses.is_dataclass(kind) else kind._fields
+    return {name: hints[name] for name in names}
+
+
+@cache
+def _needed(kind: Any) -> dict[str, bool]:
+    if not dataclasses.is_dataclass(kind):
+        return {name: name not in kind._field_defaults for name in kind._fields}
+    none = dataclasses.MISSING
+    return {f.name: f.default is none and f.default_factory is none for f in dataclasses.fields(kind) if f.init}
+
+
+def _line(error: BaseException) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]

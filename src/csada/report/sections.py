@@ -1,0 +1,381 @@
+"""The sections of the report: from evidence to what the template shows, one function per section."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from csada.costs import Pair
+from csada.decisions import cost_coverage_curve
+from csada.decisions import frontier as strengths
+from csada.evidence import Evidence, side_of
+from csada.metrics import REFER, Evaluation, PairError, at_most
+from csada.report import charts
+from csada.report.charts import Axis, Cell, Line, Mark
+
+OUTCOMES = ("reached", "exhausted", "rejected", "skipped")
+CRITICAL = 3  # pairs that count as critical
+LISTED = 10  # pairs in a table
+SIDE = 192  # pixels: larger images are made smaller
+
+Array = NDArray[Any]
+
+
+def critical(e: Evaluation, most: int = CRITICAL) -> list[PairError]:
+    """The costliest pairs, as far as they cost more than the cheapest: with equal costs there is none."""
+    return [e.pair_error(*pair) for pair in e.costs.critical_pairs(most)]
+
+
+def comparisons(evidence: Evidence) -> list[tuple[str, str]]:
+    """Rows to set side by side: what the user had against what is saved first."""
+    pairs = [
+        ("before", evidence.chosen),
+        ("before", "before + rule"),
+        ("before", "after"),
+        ("before + rule", "after + rule"),
+    ]
+    return [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1] and pair[1] in evidence.test][:3]
+
+
+def number(value: float, digits: int = 2) -> str:
+    """With fewer decimals where it is large."""
+    digits = digits if abs(value) < 100 else min(digits, 1) if abs(value) < 1000 else 0
+    return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def signed(value: float) -> str:
+    return ("+" if value > 0 else "") + number(value)
+
+
+def percent(value: float, digits: int = 2) -> str:
+    return f"{number(100 * value, digits)}\u00a0%"
+
+
+def compact(value: float) -> str:
+    """Three digits, for the cells of a map."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def results(evidence: Evidence) -> dict[str, Any]:
+    rows = {name: (e, e.interval("mean_cost")) for name, e in evidence.test.items()}
+    most = 100 * max(interval.high for _, interval in rows.values())
+    lines = []
+    for i, (name, (e, ends)) in enumerate(rows.items()):
+        cost, low, high = 100 * e.mean_cost, 100 * ends.low, 100 * ends.high
+        interval = f"{number(low)} to {number(high)}"
+        drawn = charts.whisker(f"cost-{i}", f"{name}: {number(cost)}, {interval}", side_of(name), cost, low, high, most)
+        lines.append(
+            {
+                "name": name,
+                "accuracy": e.accuracy,
+                "cost_per_100": cost,
+                "low": low,
+                "interval": interval,
+                "whisker": drawn,
+                "critical_errors": sum(pair.errors for pair in critical(e)),
+                "referred": e.referred,
+            }
+        )
+    return {
+        "title": "Results",
+        "lines": lines,
+        "chosen": evidence.chosen,
+        "samples": evidence.test["before"].samples,
+        "pairs": [
+            f"{p.truth} labelled as {p.predicted} ({compact(p.cost)})" for p in critical(evidence.test["before"])
+        ],
+        "refers": any(e.referred for e in evidence.test.values()),
+    }
+
+
+def costs(evidence: Evidence) -> dict[str, Any]:
+    table = evidence.costs
+    paid = table.values[table.values > 0]
+    least, largest = (float(paid.min()), float(paid.max())) if len(paid) else (0.0, 0.0)
+    cells = {
+        (y, z): Cell(
+            "cost",
+            0.08 + 0.87 * float(np.sqrt((cost - least) / ((largest - least) or 1.0))),
+            compact(cost),
+            f"{truth} labelled as {predicted}: {cost:g}",
+        )
+        for y, truth in enumerate(table.classes)
+        for z, predicted in enumerate(table.classes)
+        if (cost := float(table.values[y, z])) > 0
+    }
+    title = f"What each mistake costs, from {compact(least)} to {compact(largest)}"
+    return {
+        "title": "What mistakes cost",
+        "map": charts.heat_map("costs-map", title, table.classes, table.classes, cells, 640),
+    }
+
+
+def confusion(evidence: Evidence) -> dict[str, Any]:
+    classes = evidence.costs.classes
+    panels = []
+    for i, pair in enumerate(comparisons(evidence)):
+        before, after = (_counts(evidence, row) for row in pair)
+        width = max(before.shape[1], after.shape[1])  # one more than classes where a row refers cases to a person
+        before, after = (np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in (before, after))
+        columns = [*classes, "referred"][:width]
+        largest = max(_largest_mistake(before), _largest_mistake(after))
+        shown = (
+            (pair[0], f"Confusion matrix, {pair[0]}", _counted(evidence, before, columns, largest)),
+            (pair[1], f"Confusion matrix, {pair[1]}", _counted(evidence, after, columns, largest)),
+            ("change", f"Change of the counts from {pair[0]} to {pair[1]}", _changed(before, after, columns)),
+        )
+        maps = [
+            (name, charts.heat_map(f"confusion-{i}-{j}", title, classes, columns, cells))
+            for j, (name, title, cells) in enumerate(shown)
+        ]
+        panels.append({"label": " → ".join(pair), "maps": maps})
+    return {"title": "Confusion matrix", "panels": panels}
+
+
+def _counts(evidence: Evidence, row: str) -> Array:
+    """[K, K], with one more column where the row refers cases to a person."""
+    e = evidence.test[row]
+    if not e.referred:
+        return e.confusion
+    referred = np.bincount(evidence.labels()[evidence.decided(row) == REFER], minlength=len(e.costs))
+    return np.column_stack([e.confusion, referred])
+
+
+def mistakes(evidence: Evidence) -> dict[str, Any] | None:
+    e, names = evidence.test[evidence.chosen], evidence.costs.classes
+    images, facts = (evidence.arrays.get(name, ()) for name in ("mistake_images", "mistakes"))
+    cards = [
+        {
+            "image": picture(image),
+            "index": index,
+            "truth": names[y],
+            "predicted": names[z],
+            "cost": compact(evidence.costs[y, z]),
+        }
+        for image, (index, y, z) in zip(images, np.asarray(facts).tolist(), strict=True)
+    ]
+    left = e.costliest_pairs(LISTED)
+    return (
+        {"title": "Most expensive mistakes left", "cards": cards, "pairs": left, "total": e.total_cost}
+        if left
+        else None
+    )
+
+
+def pairs(evidence: Evidence) -> dict[str, Any] | None:
+    sides = [critical(evidence.test[name], LISTED) for name in ("before", evidence.chosen)]
+    most = max((at_most(p.errors, p.samples) for side in sides for p in side if p.samples), default=1.0)
+    lines = []
+    for i, both in enumerate(zip(*sides, strict=True)):
+        cells = []
+        for kind, pair in zip(("before", "after"), both, strict=True):
+            bound = at_most(pair.errors, pair.samples) if pair.samples else 1.0
+            told = f"{kind}: {pair.errors} of {pair.samples}, at most {percent(bound, 1)}"
+            drawn = charts.whisker(f"pair-{i}-{kind}", told, kind, pair.rate, 0.0, bound, most) if pair.samples else ""
+            cells.append({"pair": pair, "bound": bound, "whisker": drawn})
+        lines.append(cells)
+    return {"title": "Critical pairs", "lines": lines, "chosen": evidence.chosen} if lines else None
+
+
+def frontier(evidence: Evidence) -> dict[str, Any]:
+    lines = []
+    for side, decision in evidence.rules.items():
+        curve = strengths(evidence.logits(side), evidence.labels(), decision.automatic(evidence.costs))
+        x, y = 100 * curve.accuracy, 100 * curve.mean_cost
+        points = zip(curve.strength, x, y, strict=True)
+        hover = [f"{side}, strength {s:.3g}: accuracy {a:.2f} %, cost {number(c)}" for s, a, c in points]
+        lines.append(Line(f"{side}, every strength", side, x, y, hover))
+    marks = []
+    for name in sorted(evidence.test, key=lambda row: "rule" in row):  # the legend has two columns, one per model
+        accuracy, cost = 100 * evidence.test[name].accuracy, 100 * evidence.test[name].mean_cost
+        shape = "diamond" if "rule" in name else "disc"
+        hover_text = f"{name}: accuracy {accuracy:.2f} %, cost {number(cost)}"
+        marks.append(Mark(name, side_of(name), shape, accuracy, cost, hover_text))
+    title = "Cost against accuracy for every strength of the rule"
+    axes = Axis("accuracy on the test part (%)"), Axis("cost per 100 predictions")
+    return {"title": "Cost and accuracy", "chart": charts.line_chart("frontier-chart", title, *axes, lines, marks)}
+
+
+def coverage(evidence: Evidence) -> dict[str, Any]:
+    lines, labels = [], evidence.labels()
+    for side, decision in evidence.rules.items():
+        curve = cost_coverage_curve(evidence.logits(side), labels, decision.automatic(evidence.costs))
+        kept = np.unique(np.linspace(0, len(labels) - 1, 200).round().astype(int))
+        x, y = 100 * curve.coverage[kept], 100 * curve.cost[kept]
+        hover = [f"{side} + rule: {a:.0f} % automatic, cost {number(c)} per 100" for a, c in zip(x, y, strict=True)]
+        lines.append(Line(f"{side} + rule", side, x, y, hover))
+    title = "Cost of the cases decided automatically, by their share"
+    axes = Axis("decided automatically (%), surest first", from_zero=True), Axis("cost per 100 of them", from_zero=True)
+    drawn = charts.line_chart("coverage-chart", title, *axes, lines)
+    return {"title": "Leaving doubtful cases to a person", "chart": drawn}
+
+
+def examples(evidence: Evidence) -> dict[str, Any] | None:
+    arrays, names = evidence.arrays, evidence.costs.classes
+    cards = []
+    columns = (arrays.get(name, ()) for name in ("original_images", "adversarial_images", "examples", "perturbations"))
+    for original, changed, (truth, target), (largest, length) in zip(*columns, strict=True):
+        difference = changed.astype(np.int16) - original
+        factor = 127 // int(np.abs(difference).max()) if difference.any() else 1
+        amplified = (128 + factor * difference).clip(0, 255).astype(np.uint8)
+        cards.append(
+            {
+                "truth": names[truth],
+                "target": names[target],
+                "images": [
+                    ("original", picture(original)),
+                    (f"change × {factor}" if difference.any() else "change: none to see", picture(amplified)),
+                    ("adversarial", picture(changed)),
+                ],
+                "largest": f"{largest:.3g}",
+                "length": f"{length:.3g}",
+            }
+        )
+    return {"title": "Adversarial examples", "cards": cards} if cards else None
+
+
+def attacks(evidence: Evidence) -> dict[str, Any] | None:
+    names = evidence.costs.classes
+    counted: dict[Pair, list[tuple[str, list[int]]]] = {}
+    for line in evidence.history:
+        for found in line.attacks:
+            bar = (str(line.epoch), [getattr(found, outcome) for outcome in OUTCOMES])
+            counted.setdefault((found.truth, found.predicted), []).append(bar)
+    if not counted:
+        return None
+    figures = []
+    for i, ((y, z), bars) in enumerate(counted.items()):
+        title = f"Attacks on {names[y]} towards {names[z]} by epoch"
+        drawn = charts.share_bars(f"attack-{i}", title, OUTCOMES, bars)
+        figures.append({"truth": names[y], "target": names[z], "cost": compact(evidence.costs[y, z]), "chart": drawn})
+    last = np.sum([bars[-1][1] for bars in counted.values()], axis=0)
+    shares = [(outcome, percent(n / max(last.sum(), 1), 0)) for outcome, n in zip(OUTCOMES, last, strict=True)]
+    return {"title": "Attacks during training", "figures": figures, "shares": shares}
+
+
+def training(evidence: Evidence) -> dict[str, Any] | None:
+    drawn = []
+    for key, label, factor in (
+        ("loss", "training loss", 1),
+        ("validation_accuracy", "validation accuracy (%)", 100),
+        ("validation_cost", "validation cost per 100", 100),
+    ):
+        history = [line for line in evidence.history if getattr(line, key) is not None]
+        if history:
+            x, y = [line.epoch for line in history], [factor * getattr(line, key) for line in history]
+            curve = Line(label, "after", x, y, [f"epoch {e}: {v:,.4g}" for e, v in zip(x, y, strict=True)])
+            title, axes = f"{label} by epoch".capitalize(), (Axis("epoch", whole=True), Axis(label))
+            drawn.append(charts.line_chart(f"training-{key}", title, *axes, [curve], width=300))
+    return {"title": "Training", "charts": drawn} if drawn else None
+
+
+def what_was_run(evidence: Evidence) -> dict[str, Any]:
+    groups = {
+        "Run": {
+            "data": evidence.data,
+            **{f"{part} samples": f"{n:,}" for part, n in evidence.samples.items()},
+            "model": evidence.architecture,
+            "method": evidence.method,
+            "started": moment(evidence.started),
+            "took": f"{evidence.seconds:,.0f} s",
+        },
+        "Options": evidence.options,
+        "Decision rule": asdict(evidence.decision) | {"budget": f"{evidence.budget:g} points of accuracy"},
+        "Environment": asdict(evidence.environment),
+    }
+    return {"title": "What was run", "groups": {name: _flat(facts) for name, facts in groups.items() if facts}}
+
+
+SECTIONS: dict[str, Callable[[Evidence], dict[str, Any] | None]] = {
+    "results": results,
+    "costs": costs,
+    "confusion": confusion,
+    "mistakes": mistakes,
+    "pairs": pairs,
+    "frontier": frontier,
+    "coverage": coverage,
+    "examples": examples,
+    "attacks": attacks,
+    "training": training,
+    "run": what_was_run,
+}
+
+
+class Picture(NamedTuple):
+    uri: Markup  # a PNG inside the page
+    width: int  # as it is shown
+    small: bool  # enlarged: its pixels stay squares
+
+
+def picture(image: Array) -> Picture:
+    """Large ones are made smaller, small ones are shown at a whole multiple of their size."""
+    shown = Image.fromarray(image)
+    shown.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    shown.save(file, "PNG", optimize=True)
+    uri = Markup("data:image/png;base64,") + base64.b64encode(file.getvalue()).decode()
+    return Picture(uri, shown.width * max(1, round(120 / shown.width)), shown.width < 100)
+
+
+def moment(text: str) -> str:
+    """ISO 8601 as people write it."""
+    return text.replace("T", " ").replace("Z", " UTC")
+
+
+def _largest_mistake(counts: Array) -> int:
+    wrong = np.abs(counts[:, : len(counts)]) * ~np.eye(len(counts), dtype=bool)
+    return max(int(wrong.max()), 1)
+
+
+def _counted(evidence: Evidence, counts: Array, names: Sequence[str], largest: int) -> dict[Pair, Cell]:
+    """Right ones pale, mistakes as strong as they are frequent."""
+    cells = {}
+    for y, z in np.argwhere(counts).tolist():
+        n, of = int(counts[y, z]), int(counts[y].sum())
+        kind = "right" if y == z else "error" if z < len(evidence.costs) else "referred"
+        tone = 0.45 * n / of if kind != "error" else 0.15 + 0.8 * float(np.sqrt(n / largest))
+        price = f", each costs {compact(evidence.costs[y, z])}" if kind == "error" else ""
+        cells[y, z] = Cell(
+            kind, tone, str(n), f"{names[y]} labelled as {names[z]}: {n} of {of} ({percent(n / of, 1)}){price}"
+        )
+    return cells
+
+
+def _changed(first: Array, second: Array, names: Sequence[str]) -> dict[Pair, Cell]:
+    """Fewer and more mistakes; on the diagonal more is better, so it has no colour."""
+    difference = second - first
+    largest = _largest_mistake(difference)
+    cells = {}
+    for y, z in np.argwhere(difference).tolist():
+        n = int(difference[y, z])
+        mistake = y != z and z < len(difference)
+        kind = ("more" if n > 0 else "fewer") if mistake else "flat"
+        tone = 0.15 + 0.8 * float(np.sqrt(abs(n) / largest)) if mistake else 0.0
+        text = f"{n:+d}".replace("-", "−")
+        cells[y, z] = Cell(
+            kind, tone, text, f"{names[y]} labelled as {names[z]}: {first[y, z]} → {second[y, z]} ({text})"
+        )
+    return cells
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested values as lines of name and text; what is not set is left out."""
+    lines: list[tuple[str, str]] = []
+    for key, value in facts.items():
+        name = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, Mapping):
+            lines += _flat(value, f"{name}: ")
+        elif isinstance(value, float):
+            lines.append((name, f"{value:.5g}"))
+        elif value is not None:
+            lines.append((name, value if isinstance(value, str) else json.dumps(value)))
+    return lines

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image, ImageOps
+from test_data import TOO_LARGE
 from torch import nn
 
 import csada
@@ -421,6 +422,17 @@ def test_a_broken_image_is_named_and_the_others_are_predicted(model, images, tmp
     assert [bool(row["error"]) for row in rows] == [False, True, True, False]
     assert [bool(row["class"]) for row in rows] == [True, False, False, True]
     assert os.listdir(tmp_path / "out") == ["rows.csv"]
+
+
+def test_an_image_that_is_too_large_is_named_like_any_bad_one(model, images, tmp_path):
+    for name, content in TOO_LARGE.items():
+        (tmp_path / f"{name}.png").write_bytes(content)
+    (tmp_path / "z.png").write_bytes((images / "0" / "00.png").read_bytes())
+    done = run("predict", model, tmp_path)
+    assert done.returncode == 1, done.stderr
+    *bad, good = table(done.stdout)
+    assert good["class"] and [bool(row["error"]) for row in bad] == [True] * len(TOO_LARGE)
+    assert bad[3]["error"].startswith("100,000,000 x 1 pixels; at most")
 
 
 def test_nothing_readable_is_an_error_of_input_and_writes_nothing(model, tmp_path):

@@ -134,8 +134,6 @@ def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[n
         raise _unreadable(name, error) from None  # not a broken image: to be put right, not remembered as broken
     try:
         pixels = square(encoded, size)
-    except MemoryError:
-        raise
     except UnidentifiedImageError:  # its own words name an object in memory
         return "not an image that Pillow knows"
     except Exception as error:  # a broken file makes Pillow raise almost anything

@@ -147,8 +147,6 @@ def _read(read: Callable[[], Array]) -> Array | str:
     """The sample, or why there is none."""
     try:
         return read()
-    except MemoryError:
-        raise
     except UnidentifiedImageError:
         return "not an image that Pillow knows"
     except Exception as error:  # a broken image makes Pillow raise almost anything

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from csada.data.fetch import Progress, user_cache
 from csada.errors import InputError, RunError
-from csada.files import whole
+from csada.files import read_bytes, whole
 from csada.pixels import square
 
 VERSION = 2  # raised when the pixels or the layout of the files change
@@ -61,7 +62,7 @@ def decode_files(root: Path, paths: Sequence[str], size: int, on_progress: Progr
         except OSError as error:
             raise _unreadable(path, error) from None
         identity.append([path, stat.st_size, stat.st_mtime_ns])
-    return decode(identity, lambda: [(path, (root / path).read_bytes) for path in paths], size, on_progress)
+    return decode(identity, lambda: [(path, partial(read_bytes, root / path)) for path in paths], size, on_progress)
 
 
 def decode(

@@ -22,6 +22,7 @@ from csada.data.cache import Decoded, decode_files
 from csada.data.fetch import Progress
 from csada.data.splits import Part, Splits, check_scale, hold_out, proportional, stratified
 from csada.errors import InputError
+from csada.files import regular
 from csada.pixels import SUFFIXES, opened
 
 VALIDATION = ("valid", "validation", "val")
@@ -83,7 +84,8 @@ def shorter_side(path: str | os.PathLike[str], sample: int = 25) -> int:
     paths = _listed(Path(path), 0.1, 0)["train"]
     sides = []
     for name in paths[:: -(-len(paths) // sample)]:
-        with contextlib.suppress(Exception), opened(Path(path) / name) as image:  # broken ones are found by `load`
+        # broken ones are found by `load`
+        with contextlib.suppress(Exception), opened(regular(Path(path) / name)) as image:
             sides.append(min(image.size))
     return int(np.median(sides or [224]))
 

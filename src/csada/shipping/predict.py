@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import UnidentifiedImageError
 
 from csada.errors import InputError
+from csada.files import read_bytes, regular
 from csada.pixels import MODES, SUFFIXES, square
 from csada.rows import read_rows
 
@@ -84,7 +85,7 @@ def _onnx(path: Path, device: str | None) -> Model:
     where = _available(device, "CUDAExecutionProvider" in onnxruntime.get_available_providers())
     providers = ["CUDAExecutionProvider"] * (where == "cuda") + ["CPUExecutionProvider"]
     try:
-        session = onnxruntime.InferenceSession(path, providers=providers)
+        session = onnxruntime.InferenceSession(regular(path), providers=providers)
     except Exception as error:  # onnxruntime's exceptions share no other base
         raise InputError(f"{path} is no ONNX file that onnxruntime can open: {str(error).splitlines()[0]}") from None
     try:
@@ -182,7 +183,7 @@ def _images(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:
 
 
 def _pixels(path: Path, size: int, channels: int) -> Array:
-    return square(path.read_bytes(), size, channels)
+    return square(read_bytes(path), size, channels)
 
 
 def _table(paths: Sequence[Path], given: Mapping[str, Any]) -> Source:

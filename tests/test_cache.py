@@ -161,14 +161,16 @@ def test_folder_of_broken_images_is_still_an_answer(tmp_path):
     assert decoded.skipped[0].startswith("a.jpg: ")
 
 
-@pytest.mark.parametrize("kind", ["folder", "dangling link"])
+@pytest.mark.parametrize("kind", ["folder", "dangling link", "device", "pipe"])
 def test_what_cannot_be_read_is_an_error_that_names_it(photos, cache, kind):
     root, names = photos
     (root / names[2]).unlink()
     if kind == "folder":
         (root / names[2]).mkdir()
+    elif kind == "pipe":
+        os.mkfifo(root / names[2])
     else:
-        (root / names[2]).symlink_to(root / "nowhere.jpg")
+        (root / names[2]).symlink_to("/dev/full" if kind == "device" else root / "nowhere.jpg")
     with pytest.raises(InputError, match=names[2]):
         decode_files(root, names, 16)
     assert not list(cache.glob("*"))

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import io
+import json
 import os
 import pickle
 import re
@@ -10,11 +11,13 @@ import shutil
 import struct
 import tarfile
 import tracemalloc
+import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from csada.shipping.predict import Model, predict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -27,7 +30,6 @@ from csada.data.folder import listed, save
 from csada.data.pmi import CLASSES, FOLDERS
 from csada.data.splits import by_content, hold_out, proportional, scaled
 from csada.errors import InputError
-from csada.shipping.predict import Model, predict
 
 REAL, REAL_CACHE = os.environ.get("CSADA_DATA"), os.environ.get("CSADA_CACHE")
 PARTS = ("train", "validation", "test")
@@ -861,6 +863,46 @@ def test_corrupt_image_is_named_or_skipped(tmp_path):
     assert splits.skipped[0].startswith("train/dog/2.jpg: ")
     expected = np.asarray(Image.open(tmp_path / "train/dog/3.jpg").crop((4, 0, 44, 40)).resize((16, 16), 2))
     np.testing.assert_array_equal(splits.train.x[-1], expected.transpose(2, 0, 1))
+
+
+def announced(width, height):
+    """A PNG file of nothing but its header."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def as_icon(png):
+    """An icon of 16 pixels, by what it says of itself, around any other image."""
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(png), 22) + png
+
+
+TOO_LARGE = {
+    "long": announced(100_000_000, 1),
+    "high": announced(1, 100_000_000),
+    "large": announced(134_217, 134_217),
+    "icon": as_icon(announced(60_000, 60_000)),
+}
+
+
+def test_images_that_are_too_large_are_skipped_like_any_bad_one(tmp_path):
+    photos, env = tmp_path / "photos", os.environ | {"PYTHONWARNINGS": "ignore"}
+    write_folder(photos, {"train/cat": 5, "train/dog": 5, "valid/cat": 2, "test/cat": 3})
+    for name, content in TOO_LARGE.items():
+        (photos / "train" / "dog" / f"{name}.png").write_bytes(content)
+    shown = program("data", "show", photos, "--skip-bad", "--json", env=env)
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert found["samples"]["train"] == {"cat": 5, "dog": 5} and len(found["skipped"]) == len(TOO_LARGE)
+    assert "train/dog/long.png: 100,000,000 x 1 pixels; at most 65,535 on a side" in found["skipped"][3]
+    trained = program(
+        "train", photos, "--skip-bad", "--model", "cnn", "--epochs", "1", "--out", tmp_path / "m", env=env
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stderr.count("left out: ") == len(TOO_LARGE)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from csada.cli.work import evaluate
+from csada.workflow.evidence import Probe, costs_in, counts, fitting, judge, mistakes, pictures, rule_for
 from PIL import Image
 from test_cli import csada as program
 
 import csada
-from csada.cli.work import evaluate
 from csada.decisions import threshold_for_budget, to_plain
 from csada.evaluation import Scores
 from csada.methods import METHODS
 from csada.models import read_config, save
-from csada.workflow.evidence import Probe, costs_in, counts, fitting, judge, mistakes, pictures, rule_for
 from csada.workflow.train import Baseline, save_baseline
 
 COLOURS = {"amber": (220, 160, 30), "blue": (30, 60, 220), "cream": (240, 230, 200)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from csada.workflow.evidence import counts
 from test_cli import csada as program
 
 import csada
@@ -18,7 +19,6 @@ from csada import decisions
 from csada.folders import exchange, replaced, reserved
 from csada.models import load, read_config
 from csada.report.page import read as read_for_report
-from csada.workflow.evidence import counts
 from csada.workflow.fit import fine_tune, folded, parse_options, save_fine_tuned
 from csada.workflow.train import save_baseline, train_baseline
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from csada.experiments.evidence import counts
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
@@ -14,7 +15,6 @@ from csada.costs import CostMatrix
 from csada.data.splits import Part
 from csada.decisions import Abstention, MinimumExpectedCost, VectorScaling, from_plain, to_plain
 from csada.evaluation import Scores, evaluate_scores
-from csada.experiments.evidence import counts
 from csada.methods.metacost import relabelled
 from csada.metrics import REFER
 from csada.report.page import Evidence, _paid

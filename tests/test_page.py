@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from browser import chromium
+from csada.cli.report import report
 from test_cli import csada as program
 
 import csada
 from csada import decisions
-from csada.cli.report import report
 from csada.data.splits import Part
 from csada.evaluation import Scores, evaluate_scores
 from csada.report import page

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import fcntl
 import io
 import json
 import os
 import resource
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from csada.shipping.predict import open_model, predict
 from PIL import Image, ImageOps
+from test_data import TOO_LARGE
 from torch import nn
 
 import csada
@@ -28,7 +30,6 @@ from csada.evaluation import predict_logits
 from csada.models import create, read_config, save
 from csada.pixels import square
 from csada.shipping.graph import Deployed, load
-from csada.shipping.predict import open_model, predict
 
 try:
     import onnx
@@ -405,6 +406,17 @@ def test_a_broken_image_is_named_and_the_others_are_predicted(model, images, tmp
     assert os.listdir(tmp_path / "out") == ["rows.csv"]
 
 
+def test_an_image_that_is_too_large_is_named_like_any_bad_one(model, images, tmp_path):
+    for name, content in TOO_LARGE.items():
+        (tmp_path / f"{name}.png").write_bytes(content)
+    (tmp_path / "z.png").write_bytes((images / "0" / "00.png").read_bytes())
+    done = run("predict", model, tmp_path)
+    assert done.returncode == 1, done.stderr
+    *bad, good = table(done.stdout)
+    assert good["class"] and [bool(row["error"]) for row in bad] == [True] * len(TOO_LARGE)
+    assert bad[3]["error"].startswith("100,000,000 x 1 pixels; at most")
+
+
 def test_nothing_readable_is_an_error_of_input_and_writes_nothing(model, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
     (tmp_path / "rows.csv").write_text("the old one")
@@ -416,20 +428,44 @@ def test_nothing_readable_is_an_error_of_input_and_writes_nothing(model, tmp_pat
 
 
 def test_rows_come_before_the_last_input_is_read(model, images, tmp_path):
-    """The last image is a pipe that nobody has written to yet: what lies before it must not wait."""
-    for i in range(9):
-        (tmp_path / f"{i}.png").write_bytes((images / "0" / "00.png").read_bytes())
-    os.mkfifo(tmp_path / "z.png")
+    """Nobody reads the rows, so that the program has to wait; meanwhile the last image is put right."""
+    for i in range(400):
+        os.link(images / "0" / "00.png", tmp_path / f"{i:03}.png")
+    (tmp_path / "z.png").write_bytes(b"not there yet")
     command = [sys.executable, "-m", "csada", "predict", model, tmp_path, "--batch-size", "3"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENV) as process:
-        watch = threading.Timer(60, process.kill)  # a test that fails, not one that hangs
-        watch.start()
-        early = [process.stdout.readline() for _ in range(10)]
-        assert process.poll() is None and Path(early[-1].split(",")[0]).name == "8.png"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENV) as process:
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        early = os.read(process.stdout.fileno(), 100)
         (tmp_path / "z.png").write_bytes((images / "0" / "01.png").read_bytes())
-        (last,) = process.stdout.read().splitlines()
-        watch.cancel()
-    assert process.returncode == 0 and "z.png" in last
+        rows = table((early + process.stdout.read()).decode())
+    assert process.returncode == 0 and len(rows) == 401 and not rows[-1]["error"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to itself", "folder"])
+def test_what_may_never_end_is_not_read(model, images, tmp_path, kind):
+    def make(path):
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to("/dev/zero" if kind == "device" else path)
+
+    (tmp_path / "images").mkdir()
+    os.link(images / "0" / "00.png", tmp_path / "images" / "a.png")
+    make(tmp_path / "images" / "b.png")
+    make(tmp_path / "model.onnx")
+    code = """
+import sys
+from csada.shipping.predict import open_model, predict
+print(*("error" in row for row in predict(open_model(sys.argv[1]), sys.argv[2:])))
+open_model(sys.argv[2] + "/../model.onnx")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, model, tmp_path / "images"], capture_output=True, text=True, env=ENV, timeout=60
+    )
+    assert done.stdout == ("False\n" if kind == "folder" else "False True\n"), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("csada.errors.InputError: ")
 
 
 def test_a_reader_that_goes_away_is_no_crash(model, images):

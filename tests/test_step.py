@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from csada.step import is_static, says_static
 from torch import nn
 
 import csada
 from csada.models import cnn, mlp, resnet
 from csada.models.residual import ResNet
-from csada.step import is_static, says_static
 
 COSTS = csada.CostMatrix.uniform(3)
 

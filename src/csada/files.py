@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -30,11 +31,15 @@ def write_text(path: str | os.PathLike[str], text: str, errors: str = "strict") 
     return Path(path)
 
 
-def read_bytes(path: str | os.PathLike[str], largest: int = 1 << 30) -> bytes:
-    """OSError also for a pipe or a device, which may never end, and for a file of more than `largest` bytes."""
+def regular(path: str | os.PathLike[str], largest: float = math.inf) -> Path:
+    """The path of a plain file. OSError for a pipe or a device, which may never end, and for more than `largest` bytes."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no plain file")
+        raise OSError(errno.EINVAL, "not a regular file")
     if found.st_size > largest:
-        raise OSError(errno.EFBIG, f"it has more than {largest:,} bytes")
-    return Path(path).read_bytes()
+        raise OSError(errno.EFBIG, f"more than {largest:,} bytes")
+    return Path(path)
+
+
+def read_bytes(path: str | os.PathLike[str], largest: int = 1 << 30) -> bytes:
+    return regular(path, largest).read_bytes()

@@ -6,7 +6,9 @@ Needs Pillow and NumPy alone: a machine that only predicts has no PyTorch.
 from __future__ import annotations
 
 import io
+import os
 from contextlib import suppress
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,8 @@ from PIL.Image import Transpose
 
 from csada.errors import InputError
 
+PIXELS, SIDE = 178_956_970, 65_535  # the most that are decoded: Pillow's own limit, and JPEG's
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # those whose header tells the size that is decoded
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 MODES = {1: "L", 3: "RGB"}
 TURNS = {  # what makes a picture upright, by the orientation that its camera noted
@@ -28,13 +32,29 @@ TURNS = {  # what makes a picture upright, by the orientation that its camera no
 }
 
 
+def opened(source: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
+    """The image, of which only the header is read; one that is too large to decode is refused."""
+    try:
+        image = Image.open(source, formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{error}") from None
+    width, height = image.size
+    if max(width, height) > SIDE or width * height > PIXELS:
+        image.close()
+        raise InputError(f"{width:,} x {height:,} pixels; at most {SIDE:,} on a side and {PIXELS:,} in all are read")
+    return image
+
+
 def square(encoded: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
     """[channels, size, size]: the centre of the image, upright and resized; grey where there is one channel.
 
     What is transparent becomes white. 16 bits are scaled to 8.
     """
-    with Image.open(io.BytesIO(encoded)) as image:
-        pixels = _opaque(_eight_bits(image)).convert(MODES[channels])
+    with opened(io.BytesIO(encoded)) as image:
+        try:
+            pixels = _opaque(_eight_bits(image)).convert(MODES[channels])
+        except MemoryError:
+            raise InputError("takes more memory to decode than there is") from None
         with suppress(Exception):  # a camera's notes that cannot be read do not make its picture worse
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)  # after decoding, which turns some formats
             if orientation in TURNS:

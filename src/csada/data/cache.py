@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,7 +57,7 @@ class Decoded:
 def decode_files(root: Path, paths: Sequence[str], size: int, on_progress: Progress | None = None) -> Decoded:
     """Image files under `root`, named by relative paths, known by these, their sizes and their times of change."""
     identity = _identity(root, paths)
-    return decode(identity, lambda: [(path, (root / path).read_bytes) for path in paths], size, on_progress)
+    return decode(identity, lambda: [(path, partial(read_bytes, root / path)) for path in paths], size, on_progress)
 
 
 def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
@@ -69,7 +70,7 @@ def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
 
     def content(path: str) -> bytes:
         try:
-            return hashed([(root / path).read_bytes()])
+            return hashed([read_bytes(root / path)])
         except OSError as error:
             raise _unreadable(path, error) from None
 
@@ -166,8 +167,6 @@ def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[n
         raise _unreadable(name, error) from None  # not a broken image: to be put right, not remembered as broken
     try:
         pixels = square(encoded, size)
-    except MemoryError:
-        raise
     except UnidentifiedImageError:  # its own words name an object in memory
         return "not an image that Pillow knows"
     except Exception as error:  # a broken file makes Pillow raise almost anything

@@ -25,7 +25,8 @@ from csada.data.cache import Decoded, decode_files, file_ids
 from csada.data.fetch import Progress
 from csada.data.splits import Part, Splits, by_content, check_scale, proportional, repeated, some_of, unrepresented
 from csada.errors import InputError
-from csada.pixels import SUFFIXES
+from csada.files import regular
+from csada.pixels import SUFFIXES, opened
 
 VALIDATION = ("valid", "validation", "val", "dev")
 
@@ -99,7 +100,8 @@ def shorter_side(path: str | os.PathLike[str], sample: int = 25) -> int:
     paths = _images_by_class(Path(path), "train" if (Path(path) / "train").is_dir() else "")
     sides = []
     for name in paths[:: -(-len(paths) // sample)]:
-        with contextlib.suppress(OSError), Image.open(Path(path) / name) as image:  # broken ones are found by `load`
+        # broken ones are found by `load`
+        with contextlib.suppress(Exception), opened(regular(Path(path) / name)) as image:
             sides.append(min(image.size))
     return int(np.median(sides or [224]))
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import UnidentifiedImageError
 
 from csada.errors import InputError
+from csada.files import read_bytes
 from csada.pixels import MODES, SUFFIXES, square
 from csada.rows import number, read_rows
 from csada.sample import Sample
@@ -114,8 +115,6 @@ def _read(read: Callable[[], Array]) -> Array | str:
     """The sample, or why there is none."""
     try:
         return read()
-    except MemoryError:
-        raise
     except UnidentifiedImageError:
         return "not an image that Pillow knows"
     except Exception as error:  # a broken image makes Pillow raise almost anything
@@ -151,7 +150,7 @@ def _images(paths: Sequence[Path], given: Sample) -> Source:
 
 
 def _pixels(path: Path, size: int, channels: int) -> Array:
-    return square(path.read_bytes(), size, channels)
+    return square(read_bytes(path), size, channels)
 
 
 def _table(paths: Sequence[Path], given: Sample) -> Source:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from csada import CostMatrix
+from csada.data import counts
 
 DRUGS = ["glipizide", "trazodone, 100 mg", 'ranitidine "white"', "#4 primidone"]
 
@@ -18,12 +19,12 @@ def csada(*arguments, **kw):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Class folders, 10 files each but 200 of the first; the files are empty: whoever decodes them fails."""
+    """Class folders, 10 files each but 200 of the first; the files are no images: whoever decodes them fails."""
     root = tmp_path_factory.mktemp("project") / "photos"
     for name in DRUGS:
         (root / name).mkdir(parents=True)
         for i in range(200 if name == DRUGS[0] else 10):
-            (root / name / f"{i}.jpg").touch()
+            (root / name / f"{i}.jpg").write_text(f"{name} {i}")
     return root
 
 
@@ -62,8 +63,8 @@ def test_check_says_in_words_what_would_be_paid(photos, tmp_path):
     assert "calling trazodone, 100 mg glipizide costs 10" in run.stdout
     assert "10 is paid when trazodone, 100 mg is called glipizide, 1 when glipizide is called traz" in run.stdout
     assert "2 of 6 pairs of classes cost more one way" in run.stdout
-    # two test samples of it: 1 - 0.05 ** (1 / 2)
-    assert "trazodone, 100 mg, 2 samples: at most 77.6 % are called glipizide" in run.stdout
+    n = counts(photos)["test"][DRUGS[1]]
+    assert f"trazodone, 100 mg, {n} samples: at most {100 * (1 - 0.05 ** (1 / n)):.1f} % are called" in run.stdout
 
 
 def test_check_finds_what_is_odd(tmp_path):

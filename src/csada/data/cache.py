@@ -27,7 +27,7 @@ from torch import Tensor
 from csada.data.fetch import Progress, user_cache
 from csada.data.splits import as_ids, hashed
 from csada.errors import InputError, RunError
-from csada.files import whole
+from csada.files import read_bytes, whole
 from csada.pixels import square
 
 VERSION = 3  # raised when the pixels or the layout of the files change

@@ -11,7 +11,7 @@ ifeq ($(CSADA_DATA),)
 unexport CSADA_DATA
 endif
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test lint check bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/csada demo
@@ -19,12 +19,13 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $$($(PYTHON) -c "import os; print(os.cpu_count())")
 
-check: $(VENV)/installed-dev
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) test
+
+check: lint test
 
 $(VENV)/torch: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,8 +37,10 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml
 	touch $@
 
 # a browser for the tests of the report: installed in CI alone, elsewhere one that is there is used
+# torchattacks asks for torchvision, which it does not need here
 $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) -e '.[test]'
+	$(PIP) --no-deps torchattacks
 	if [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; fi
 	touch $@
@@ -49,16 +52,10 @@ $(VENV)/installed-dev: $(VENV)/installed-test
 docs: $(VENV)/installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(VENV)/installed-bench
+bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/bench_input.py
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/table.py
-
-# torchattacks asks for torchvision, which it does not need here
-$(VENV)/installed-bench: $(VENV)/installed-test
-	$(PIP) -e '.[bench]'
-	$(PIP) --no-deps torchattacks
-	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

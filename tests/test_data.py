@@ -9,6 +9,8 @@ import pickle
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import tarfile
 import tracemalloc
 import zlib
@@ -1017,6 +1019,14 @@ def test_an_index_written_by_pandas_is_no_feature(tmp_path, name):
     splits = csada.data.load(tmp_path / "t.csv")
     assert splits.columns == ("dose",) and splits.train.x.shape[1] == 1
     assert [line for line in splits.warnings if "the first column is an index" in line]
+
+
+def test_the_program_shows_what_is_odd(tmp_path):
+    (tmp_path / "t.csv").write_text("\n".join([",dose,risk", *(f"{i},{i}.5,{'ab'[i % 2]}" for i in range(40))]))
+    for flags in ([], ["--json"]):
+        program = [sys.executable, "-m", "csada", "data", "show", tmp_path / "t.csv", *flags]
+        shown = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+        assert "the first column is an index and was left out" in shown
 
 
 def test_a_column_without_a_name_elsewhere_is_named(tmp_path):

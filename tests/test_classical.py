@@ -60,6 +60,9 @@ def wine():
     return StandardScaler().fit_transform(X), y
 
 
+ON_AVERAGE = {"check_sample_weight_equivalence_on_dense_data": "the rows come in other batches: equal on average only"}
+
+
 @parametrize_with_checks(
     [
         CSADAClassifier(hidden=(), epochs=20, fine_tune_epochs=1),
@@ -69,14 +72,16 @@ def wine():
         ExampleDependentLogisticRegression(),
         CostSensitiveSVM(),
         cost_tree(random_state=0),
-    ]
+    ],
+    expected_failed_checks=lambda estimator: ON_AVERAGE if isinstance(estimator, CSADAClassifier) else {},
 )
 def test_follows_the_conventions_of_scikit_learn(estimator, check):
     check(estimator)
 
 
 def test_so_does_a_kernel_module():
-    check_estimator(CSADAClassifier(kernel_module, epochs=5, fine_tune_epochs=1), on_skip=None)
+    model = CSADAClassifier(kernel_module, epochs=5, fine_tune_epochs=1)
+    check_estimator(model, on_skip=None, expected_failed_checks=ON_AVERAGE)
 
 
 # --- linear and kernel models -----------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_pairs_are_in_terms_of_the_labels_not_of_their_positions():
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        ([[0, 1, 1], [1, 0, 1], [1, 1, 0]], r"shape \(3, 3\).* y that has 2; .* give labels="),
+        ([[0, 1, 1], [1, 0, 1], [1, 1, 0]], r"shape \(3, 3\) for 2 classes.* with labels= takes all"),
         ([[0, 1]], "square"),
         ({("malignant", "unclear"): 3}, "'unclear', which y never has"),
         ({"malignant": 3}, "keys are pairs"),
@@ -141,7 +141,7 @@ def test_a_fold_may_lack_a_class_that_labels_names(estimator, costs, wine):
     assert model.fit(X[kept], y[kept]).costs_.values.tolist() == table[1:, 1:].tolist()
     with pytest.raises(InputError, match="y has class 2, which labels lacks; it names 0, 1"):
         model.set_params(labels=[0, 1]).fit(X[kept], y[kept])
-    with pytest.raises(InputError, match="give labels=, all of them"):
+    with pytest.raises(InputError, match="an estimator with labels= takes all of them"):
         model.set_params(labels=None).fit(X[kept], y[kept])
 
 

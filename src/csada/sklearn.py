@@ -394,8 +394,8 @@ def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
         return CostMatrix(matrix.values[np.ix_(order, order)], names)
     if len(matrix) != len(classes):
         raise InputError(
-            f"costs of shape {matrix.values.shape}, one row and one column per class, for a y that has "
-            f"{len(classes)}{_lacking(classes)}"
+            f"costs of shape {matrix.values.shape} for {len(classes)} classes, but they need one row and one column for "
+            f"each class that y has{_lacking(classes)}"
         )
     return CostMatrix(matrix.values, names)
 
@@ -407,7 +407,9 @@ def _pair(pair: Any) -> tuple[Any, Any]:
 
 
 def _lacking(classes: Array) -> str:
-    return f"; its classes: {_names(classes)}. Where y may lack a class, as in a fold, give labels=, all of them"
+    return (
+        f"; its classes: {_names(classes)}. Where a fold may lack a class, an estimator with labels= takes all of them"
+    )
 
 
 def _names(classes: Any) -> str:

@@ -509,10 +509,8 @@ def test_a_changed_resnet_is_folded_as_it_is_or_not_at_all() -> None:
     hook = model.layer2[0].conv1.register_forward_hook(lambda *_: None)
     assert not foldable(model)
     hook.remove()
-    for block, name, layer in (
-        (0, "bn1", nn.GroupNorm(4, 64)),
-        (0, "conv2", nn.Conv2d(64, 64, 3, padding=1, groups=2)),
-    ):
+    grouped = nn.Conv2d(64, 64, 3, padding=1, groups=2)
+    for name, layer in (("bn1", nn.GroupNorm(4, 64)), ("conv2", grouped)):
         changed = models.resnet(9, 4, channels=1)
         setattr(changed.layer1[0], name, layer)
         assert not foldable(changed)

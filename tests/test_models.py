@@ -18,7 +18,7 @@ from torch import nn
 import csada
 from csada import models
 from csada.errors import InputError
-from csada.models.folded import folded_forward
+from csada.models.folded import foldable, folded_forward
 
 CONFIG = {
     "architecture": "cnn",
@@ -536,6 +536,28 @@ def test_folded_batch_norms_give_the_same_logits_and_gradients(depth: int, stem:
     wanted = [x, model.conv1.weight, model.bn1.weight, model.layer4[0].bn2.bias, model.layer2[0].downsample[0].weight]
     for theirs, ours in zip(*(torch.autograd.grad(f(x)[:, 0].sum(), wanted) for f in (model, folded)), strict=True):
         assert ((theirs - ours).abs().max() / theirs.abs().max()).item() < 1e-10
+
+
+def test_a_changed_resnet_is_folded_as_it_is_or_not_at_all() -> None:
+    """A stem with a bias and another last layer are seen; a layer of another kind or with a hook cannot be folded."""
+    x = torch.randn(3, 1, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = models.resnet(9, 4, channels=1)
+        model.conv1 = nn.Conv2d(1, 64, 3, padding=1)
+        model.fc = nn.Sequential(nn.Linear(512, 8), nn.Tanh(), nn.Linear(8, 4))
+        model = model.double().eval()
+    assert foldable(model)
+    with torch.no_grad():
+        assert torch.allclose(folded_forward(model, torch.float64)(x), model(x), rtol=1e-9)
+    hook = model.layer2[0].conv1.register_forward_hook(lambda *_: None)
+    assert not foldable(model)
+    hook.remove()
+    grouped = nn.Conv2d(64, 64, 3, padding=1, groups=2)
+    for name, layer in (("bn1", nn.GroupNorm(4, 64)), ("conv2", grouped)):
+        changed = models.resnet(9, 4, channels=1)
+        setattr(changed.layer1[0], name, layer)
+        assert not foldable(changed)
 
 
 # --- learning

@@ -8,7 +8,7 @@ that a slow moment of the machine meets both sides. On a CPU the clock is the pr
 other processes disturb least (--clock wall for the wall's); on a GPU it is the wall's, with the device synchronised.
 
 Every epoch does the same work: the learning rate is zero, labels are what the model predicts, and steps are small, so that
-no attack ends before its K steps. That is the dearest case for csada; what early stops save is shown by the suite "attacks".
+no attack ends before its K steps. That is the slowest case for csada; what early stops save is shown by the suite "attacks".
 """
 
 import argparse

@@ -28,7 +28,7 @@ PAGE = """# Benchmarks
 
 Made by `make bench` and `python benchmarks/table.py` from the files `results/benchmarks-*.json`. What is compared runs by
 turns in one process after a warm-up; numbers are medians, and ratios are medians of the ratios within a round. Every
-attack takes all its K steps unless a row says otherwise, which is the dearest case for csada.
+attack takes all its K steps unless a row says otherwise, which is the slowest case for csada.
 """
 
 

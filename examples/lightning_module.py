@@ -1,4 +1,4 @@
-"""A LightningModule that knows nothing of costs, made to avoid the dear mistakes by a callback.
+"""A LightningModule that knows nothing of costs, made to avoid the expensive mistakes by a callback.
 
 pip install 'csada[lightning]' && python examples/lightning_module.py
 """
@@ -72,7 +72,7 @@ def main(epochs=10, fine_tuning=10, scale=1.0):
     rows["after"] = csada.evaluate(module, test, costs)
     print("validation:", {name: round(float(value), 4) for name, value in trainer.callback_metrics.items()})
     for name, e in rows.items():
-        print(f"{name:6} accuracy {100 * e.accuracy:.2f} %, cost per 100 {100 * e.weighted_error_rate:.2f}")
+        print(f"{name:6} accuracy {100 * e.accuracy:.2f} %, cost per 100 {100 * e.mean_cost:.2f}")
     return rows
 
 

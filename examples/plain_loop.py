@@ -45,7 +45,7 @@ def main(epochs=10, fine_tuning=10, scale=1.0):
     train_with(csada.METHODS["csada"](costs, step_size=0.02), fine_tuning, lr=0.002)
     judge("after")
     for name, e in rows.items():
-        print(f"{name:13} accuracy {100 * e.accuracy:.2f} %, cost per 100 {100 * e.weighted_error_rate:.2f}")
+        print(f"{name:13} accuracy {100 * e.accuracy:.2f} %, cost per 100 {100 * e.mean_cost:.2f}")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""A torchvision model on your classes: a new head, trained, then fine-tuned against the dear mistakes.
+"""A torchvision model on your classes: a new head, trained, then fine-tuned against the expensive mistakes.
 
 pip install torchvision && python examples/torchvision_model.py
 """
@@ -38,7 +38,7 @@ def main(epochs=8, fine_tuning=4, samples=300, size=32):
         "after": csada.evaluate(better, test, costs),
     }
     for name, e in rows.items():
-        print(f"{name:13} accuracy {100 * e.accuracy:.2f} %, cost per 100 {100 * e.weighted_error_rate:.2f}")
+        print(f"{name:13} accuracy {100 * e.accuracy:.2f} %, cost per 100 {100 * e.mean_cost:.2f}")
     return rows
 
 

@@ -91,7 +91,7 @@ def main(epochs=15, fine_tuning=5, samples=60):
     )  # fmt: skip
     print({outcome.name: int((result.outcome == outcome).sum()) for outcome in csada.Outcome})
     for name, e in rows.items():
-        print(f"{name:13} accuracy {100 * e.accuracy:.2f} %, cost per 100 {100 * e.weighted_error_rate:.2f}")
+        print(f"{name:13} accuracy {100 * e.accuracy:.2f} %, cost per 100 {100 * e.mean_cost:.2f}")
     return rows
 
 

@@ -24,6 +24,14 @@ def page():
     csada.METHODS.update(before)
 
 
+def test_annotations_need_no_import_at_run_time(page):
+    """The page's code is no module, so that CostMatrix in its annotations leads nowhere; options are checked all the same."""
+    with pytest.raises(csada.InputError, match="unknown option 'amout'"):
+        csada.fit(page["start"], page["splits"], "cheap_smoothing", page["costs"], epochs=1, amout=0.2)
+    with pytest.raises(csada.InputError, match="amount must be at least 0"):
+        csada.fit(page["start"], page["splits"], "cheap_smoothing", page["costs"], epochs=1, amount=2)
+
+
 def test_the_example_trains_and_is_compared(page):
     assert csada.METHODS["cheap_smoothing"] is page["CheapSmoothing"]
     assert page["fitted"].method == page["CheapSmoothing"](page["costs"], amount=0.2)
@@ -39,8 +47,8 @@ def test_the_example_keeps_the_contract(promise, page):
     getattr(contract, promise)("cheap_smoothing")
 
 
-def test_dear_mistakes_get_less_of_the_doubt(page):
-    """The page's claim: where the loss is least, a dear class is less likely than a cheap one."""
+def test_expensive_mistakes_get_less_of_the_doubt(page):
+    """The page's claim: where the loss is least, an expensive mistake is less likely than a cheap one."""
     costs = csada.CostMatrix([[0, 10, 1], [1, 0, 1], [1, 1, 0]])
     logits = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
     method, y = page["CheapSmoothing"](costs), torch.tensor([0])
@@ -53,6 +61,6 @@ def test_dear_mistakes_get_less_of_the_doubt(page):
         return loss
 
     optimiser.step(closure)
-    truth, dear, cheap = logits.detach().softmax(1)[0].tolist()
+    truth, expensive, cheap = logits.detach().softmax(1)[0].tolist()
     assert truth == pytest.approx(0.9, abs=1e-4)
-    assert dear / cheap == pytest.approx(torch.tensor(-(10 - 1) / 2.5).exp().item(), rel=1e-2)
+    assert expensive / cheap == pytest.approx(torch.tensor(-(10 - 1) / 2.5).exp().item(), rel=1e-2)

@@ -34,7 +34,7 @@ if importlib.util.find_spec("torchvision"):
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 rows = runpy.run_path(sys.argv[1])["main"](**json.loads(sys.argv[2]))
-print(json.dumps({name: [e.accuracy, e.weighted_error_rate, e.confusion.tolist()] for name, e in rows.items()}))
+print(json.dumps({name: [e.accuracy, e.mean_cost, e.confusion.tolist()] for name, e in rows.items()}))
 """
 
 

@@ -224,9 +224,12 @@ def _named(where: str, make: Any, value: Any) -> Any:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
+    try:
+        hints = typing.get_type_hints(kind)
+    except NameError:  # a user's method may import the names of its annotations for type checkers alone
+        hints = {}
     names = [f.name for f in dataclasses.fields(kind) if f.init] if dataclasses.is_dataclass(kind) else kind._fields
-    return {name: hints[name] for name in names}
+    return {name: hints.get(name, Any) for name in names}
 
 
 @cache

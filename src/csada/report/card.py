@@ -15,21 +15,23 @@ SHOWN = 5  # pairs that are named
 
 
 def verdict(evidence: Evidence) -> str:
-    """What to use, what that achieves on test, and whether that is proven."""
+    """What to use, in the first sentence; then what that achieves on test, and whether that is proven."""
     row, start = evidence.chosen, evidence.test["before"]
     use = evidence.test[row]
-    costs = f"{_cost(use)} per 100 predictions (95 %: {_interval(use)}) at {100 * use.accuracy:.2f} % accuracy"
+    itself = f" on the {100 * use.coverage:.1f} % of cases that it decides itself" if use.referred else ""
+    costs = f"{_cost(use)} per 100 predictions (95 %: {_interval(use)}) at {100 * use.accuracy:.2f} % accuracy{itself}"
     if row == "before":
         return (
-            f"Keep the model as it was: on validation nothing costs less within {evidence.budget:g} points of accuracy. "
-            f"On test it costs {costs}."
+            f"Keep the model as it was. On validation nothing costs less within {evidence.budget:g} points of accuracy. On "
+            f"test it costs {costs}."
         )
     low, high = evidence.change("before", row)
-    proven = "beyond chance" if high < 0 else "more than before" if low > 0 else "not proven by these samples"
+    change = f"{100 * (use.mean_cost - start.mean_cost):+.2f} per 100 (95 %: {low:+.2f} to {high:+.2f})"
+    proven = "an increase beyond chance" if low > 0 else "not proven by these samples"
     return (
-        f"Use {ROWS[row]}: it costs least on validation. On test it costs {costs}; the model as it was costs {_cost(start)} at "
-        f"{100 * start.accuracy:.2f} %. The change, {100 * (use.mean_cost - start.mean_cost):+.2f} per 100 (95 %: "
-        f"{low:+.2f} to {high:+.2f}), is {proven}."
+        f"Use {ROWS[row]}. On validation it costs least within {evidence.budget:g} points of accuracy. On test it costs "
+        f"{costs}; the model as it was costs {_cost(start)} at {100 * start.accuracy:.2f} %. The change, {change}, is "
+        f"{'a saving beyond chance' if high < 0 else proven}."
     )
 
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import ArrayLike
 
 LETTER = 6.3  # the width of a letter at 11 px, about
 
@@ -28,18 +27,10 @@ class Cell(NamedTuple):
 class Line(NamedTuple):
     name: str
     kind: str
-    x: ArrayLike
-    y: ArrayLike
+    x: Iterable[float]
+    y: Iterable[float]
     hover: Sequence[str]
-
-
-class Mark(NamedTuple):
-    name: str
-    kind: str
-    shape: str  # disc or diamond
-    x: float
-    y: float
-    hover: str
+    shape: str = "line"  # disc, diamond: single marks
 
 
 class Axis(NamedTuple):
@@ -63,22 +54,10 @@ def ticks(low: float, high: float, *, whole: bool = False, count: int = 5) -> li
     return [i * step for i in range(first, max(last, first + 1) + 1)]
 
 
-def line_chart(
-    name: str,
-    title: str,
-    x_axis: Axis,
-    y_axis: Axis,
-    lines: Sequence[Line],
-    marks: Sequence[Mark] = (),
-    width: float = 420,
-) -> Markup:
-    """Lines with a value a point, and single marks over them; the legend stands above, two columns wide."""
-    xs = np.concatenate([np.asarray(line.x, dtype=float) for line in lines] + [[mark.x for mark in marks]])
-    ys = np.concatenate([np.asarray(line.y, dtype=float) for line in lines] + [[mark.y for mark in marks]])
-    entries = [(line.name, line.kind, "line") for line in lines] + [
-        (mark.name, mark.kind, mark.shape) for mark in marks
-    ]
-    entries = entries if len(entries) > 1 else []  # one line is named by its axis
+def line_chart(name: str, title: str, x_axis: Axis, y_axis: Axis, lines: Sequence[Line], width: float = 420) -> Markup:
+    """Lines with one value per point, and single marks; the legend stands above, two columns wide."""
+    xs, ys = (np.concatenate([list(getattr(line, along)) for line in lines]) for along in "xy")
+    entries = lines if len(lines) > 1 else []  # one line is named by its axis
     top = 14.0 + 20 * math.ceil(len(entries) / 2)
     left, right, bottom = 58.0, width - 14, top + width / 2
     x_ticks = ticks(xs.min(), xs.max(), whole=x_axis.whole)
@@ -91,25 +70,27 @@ def line_chart(
         return bottom - (bottom - top) * (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
 
     body = []
-    for i, (text, kind, shape) in enumerate(entries):
+    for i, line in enumerate(entries):
         x, y = left + (width - left) / 2 * (i % 2), 14.0 + 20 * (i // 2)
-        body.append(_shape(kind, shape, x + 10, y))
-        body.append(Markup('<text x="{:g}" y="{:g}">{}</text>').format(x + 28, y + 4, text))
-    for value, text in zip(y_ticks, _labels(y_ticks), strict=True):
-        grid = '<path class="grid" d="M{:g} {:g}H{:g}"/><text class="tick end" x="{:g}" y="{:g}">{}</text>'
-        body.append(Markup(grid).format(left, at_y(value), right, left - 8, at_y(value) + 4, text))
+        body.append(_shape(line.kind, line.shape, x + 10, y))
+        body.append(Markup('<text x="{:g}" y="{:g}">{}</text>').format(x + 28, y + 4, line.name))
+    body += [_grid(left, at_y(value), right, text) for value, text in zip(y_ticks, _labels(y_ticks), strict=True)]
     for value, text in zip(x_ticks, _labels(x_ticks), strict=True):
         body.append(_tick(at_x(value), bottom + 18, text))
     body.append(_axis_labels((left + right) / 2, bottom + 40, x_axis.label, (top + bottom) / 2, y_axis.label))
     for line in lines:
-        points = [(at_x(x), at_y(y)) for x, y in zip(np.asarray(line.x), np.asarray(line.y), strict=True)]
+        points = [(at_x(x), at_y(y)) for x, y in zip(line.x, line.y, strict=True)]
+        if line.shape != "line":
+            body += [
+                _shape(line.kind, line.shape, *point, told) for point, told in zip(points, line.hover, strict=True)
+            ]
+            continue
         way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         body.append(Markup('<polyline class="line {}" points="{}"/>').format(line.kind, way))
         dot = "dot" if len(points) <= 25 else "dot faint"
-        for i in _spread(len(points), 100):
+        for i in spread(len(points), 100):
             circle = '<circle class="{} {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
             body.append(Markup(circle).format(dot, line.kind, *points[i], line.hover[i]))
-    body += [_shape(mark.kind, mark.shape, at_x(mark.x), at_y(mark.y), mark.hover) for mark in marks]
     return _svg(name, title, "chart", width, bottom + 50, body)
 
 
@@ -119,7 +100,7 @@ def heat_map(
     rows: Sequence[str],
     columns: Sequence[str],
     cells: Mapping[tuple[int, int], Cell],
-    width: float = 305,
+    width: float = 295,
 ) -> Markup:
     """Rows are the truth, columns the prediction. Cells that are left out are empty; the map is `width` wide if it can be.
 
@@ -164,11 +145,7 @@ def share_bars(name: str, title: str, kinds: Sequence[str], counts: Sequence[tup
     """A bar for each (label, counts by kind), cut into shares: what became of the attacks in every epoch."""
     left, right, top, bottom = 38.0, 236.0, 8.0, 104.0
     step = (right - left) / len(counts)
-    body = []
-    for share in (0, 50, 100):
-        y = bottom - (bottom - top) * share / 100
-        grid = '<path class="grid" d="M{:g} {:g}H{:g}"/><text class="tick end" x="{:g}" y="{:g}">{} %</text>'
-        body.append(Markup(grid).format(left, y, right, left - 5, y + 4, share))
+    body = [_grid(left, bottom - (bottom - top) * share / 100, right, f"{share} %") for share in (0, 50, 100)]
     every = math.ceil(len(counts) / 8)
     for i, (label, parts) in enumerate(counts):
         x, total, y = left + step * i, max(sum(parts), 1), bottom
@@ -178,8 +155,7 @@ def share_bars(name: str, title: str, kinds: Sequence[str], counts: Sequence[tup
             bar = '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
             gap = min(1.0, step / 6)
             hover = f"epoch {label}: {kind} {part} of {sum(parts)}"
-            if part:
-                body.append(Markup(bar).format(kind, x + gap, y, step - 2 * gap, height, hover))
+            body += [Markup(bar).format(kind, x + gap, y, step - 2 * gap, height, hover)] * (part > 0)
         if i % every == 0:
             body.append(_tick(x + step / 2, bottom + 15, label))
     return _svg(name, title, "bars", right + 6, bottom + 20, body)
@@ -202,6 +178,11 @@ def _svg(name: str, title: str, kind: str, width: float, height: float, body: It
         'aria-labelledby="{0}-title"><title id="{0}-title">{4}</title>{5}</svg>'
     )
     return Markup(frame).format(name, kind, round(width, 1), round(height, 1), title, Markup("").join(body))
+
+
+def _grid(left: float, y: float, right: float, text: str) -> Markup:
+    grid = '<path class="grid" d="M{:g} {:g}H{:g}"/><text class="tick end" x="{:g}" y="{:g}">{}</text>'
+    return Markup(grid).format(left, y, right, left - 6, y + 4, text)
 
 
 def _tick(x: float, y: float, text: str) -> Markup:
@@ -233,6 +214,6 @@ def _labels(values: Sequence[float]) -> list[str]:
     return [f"{value + 0.0:,.{decimals}f}".replace("-", "−") for value in values]
 
 
-def _spread(n: int, most: int) -> list[int]:
+def spread(n: int, most: int) -> list[int]:
     """At most `most` of 0 .. n-1, evenly, the first and the last among them."""
     return sorted({int(i) for i in np.linspace(0, n - 1, min(n, most)).round()})

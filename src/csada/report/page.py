@@ -30,10 +30,13 @@ def page(evidence: Evidence) -> str:
     environment.filters["digest"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     environment.filters["number"] = number
     environment.filters["percent"] = percent
+    headline, _, told = verdict(evidence).partition(". ")
     sections = {name: build(evidence) for name, build in SECTIONS.items()}
     return environment.get_template("page.html.j2").render(
         data=evidence.data,
-        verdict=verdict(evidence),
+        headline=headline,
+        verdict=told,
+        trained=bool(evidence.history),
         details=details(evidence),
         tiles=tiles(evidence),
         sections={name: content for name, content in sections.items() if content},
@@ -46,7 +49,7 @@ def details(evidence: Evidence) -> str:
     epochs = len(evidence.history)
     model = f"The model ({evidence.architecture}, {len(evidence.costs)} classes)"
     if not epochs:
-        return f"{model} was given a decision rule that knows the costs; it was not trained further."
+        return f"{model} was not trained further; a decision rule that knows the costs was fitted to it on validation samples."
     trained = (
         f"{model} was trained further with the method {evidence.method} for {epochs} epoch{'s' * (epochs > 1)} on "
         f"{evidence.samples['train']:,} samples."

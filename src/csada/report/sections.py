@@ -20,7 +20,7 @@ from csada.decisions import frontier as strengths
 from csada.evidence import Evidence, side_of
 from csada.metrics import REFER, Evaluation, PairError, at_most
 from csada.report import charts
-from csada.report.charts import Axis, Cell, Line, Mark
+from csada.report.charts import Axis, Cell, Line
 
 OUTCOMES = ("reached", "exhausted", "rejected", "skipped")
 CRITICAL = 3  # pairs that count as critical
@@ -37,13 +37,9 @@ def critical(e: Evaluation, most: int = CRITICAL) -> list[PairError]:
 
 def comparisons(evidence: Evidence) -> list[tuple[str, str]]:
     """Rows to set side by side: what the user had against what is saved first."""
-    pairs = [
-        ("before", evidence.chosen),
-        ("before", "before + rule"),
-        ("before", "after"),
-        ("before + rule", "after + rule"),
-    ]
-    return [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1] and pair[1] in evidence.test][:3]
+    others = (("before", row) for row in (evidence.chosen, "before + rule", "after"))
+    pairs = dict.fromkeys((*others, ("before + rule", "after + rule")))
+    return [pair for pair in pairs if pair[0] != pair[1] and pair[1] in evidence.test][:3]
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -66,76 +62,50 @@ def compact(value: float) -> str:
 
 
 def results(evidence: Evidence) -> dict[str, Any]:
-    rows = {name: (e, e.interval("mean_cost")) for name, e in evidence.test.items()}
-    most = 100 * max(interval.high for _, interval in rows.values())
+    most = 100 * max(e.interval("mean_cost").high for e in evidence.test.values())
     lines = []
-    for i, (name, (e, ends)) in enumerate(rows.items()):
-        cost, low, high = 100 * e.mean_cost, 100 * ends.low, 100 * ends.high
+    for i, (name, e) in enumerate(evidence.test.items()):
+        cost, (low, high) = 100 * e.mean_cost, (100 * end for end in e.interval("mean_cost"))
         interval = f"{number(low)} to {number(high)}"
         drawn = charts.whisker(f"cost-{i}", f"{name}: {number(cost)}, {interval}", side_of(name), cost, low, high, most)
+        errors = sum(pair.errors for pair in critical(e))
         lines.append(
-            {
-                "name": name,
-                "accuracy": e.accuracy,
-                "cost_per_100": cost,
-                "low": low,
-                "interval": interval,
-                "whisker": drawn,
-                "critical_errors": sum(pair.errors for pair in critical(e)),
-                "referred": e.referred,
-            }
+            {"name": name, "e": e, "cost": cost, "low": low, "interval": interval, "whisker": drawn, "errors": errors}
         )
-    return {
-        "title": "Results",
-        "lines": lines,
-        "chosen": evidence.chosen,
-        "samples": evidence.test["before"].samples,
-        "pairs": [
-            f"{p.truth} labelled as {p.predicted} ({compact(p.cost)})" for p in critical(evidence.test["before"])
-        ],
-        "refers": any(e.referred for e in evidence.test.values()),
-    }
+    pairs = [f"{p.truth} labelled as {p.predicted} ({compact(p.cost)})" for p in critical(evidence.test["before"])]
+    refers = any(e.referred for e in evidence.test.values())
+    return {"title": "Results", "lines": lines, "chosen": evidence.chosen, "pairs": pairs, "refers": refers}
 
 
 def costs(evidence: Evidence) -> dict[str, Any]:
-    table = evidence.costs
-    paid = table.values[table.values > 0]
+    values, names = evidence.costs.values, evidence.classes
+    paid = values[values > 0]
     least, largest = (float(paid.min()), float(paid.max())) if len(paid) else (0.0, 0.0)
-    cells = {
-        (y, z): Cell(
-            "cost",
-            0.08 + 0.87 * float(np.sqrt((cost - least) / ((largest - least) or 1.0))),
-            compact(cost),
-            f"{truth} labelled as {predicted}: {cost:g}",
-        )
-        for y, truth in enumerate(table.classes)
-        for z, predicted in enumerate(table.classes)
-        if (cost := float(table.values[y, z])) > 0
-    }
+    cells = {}
+    for y, z in np.argwhere(values).tolist():
+        tone = 0.08 + 0.87 * float(np.sqrt((values[y, z] - least) / ((largest - least) or 1.0)))
+        hover = f"{names[y]} labelled as {names[z]}: {values[y, z]:g}"
+        cells[y, z] = Cell("cost", tone, compact(values[y, z]), hover)
     title = f"What each mistake costs, from {compact(least)} to {compact(largest)}"
-    return {
-        "title": "What mistakes cost",
-        "map": charts.heat_map("costs-map", title, table.classes, table.classes, cells, 640),
-    }
+    return {"title": "What mistakes cost", "map": charts.heat_map("costs-map", title, names, names, cells, 640)}
 
 
 def confusion(evidence: Evidence) -> dict[str, Any]:
-    classes = evidence.costs.classes
-    panels = []
+    classes, panels = evidence.classes, []
     for i, pair in enumerate(comparisons(evidence)):
         before, after = (_counts(evidence, row) for row in pair)
         width = max(before.shape[1], after.shape[1])  # one more than classes where a row refers cases to a person
         before, after = (np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in (before, after))
         columns = [*classes, "referred"][:width]
         largest = max(_largest_mistake(before), _largest_mistake(after))
-        shown = (
-            (pair[0], f"Confusion matrix, {pair[0]}", _counted(evidence, before, columns, largest)),
-            (pair[1], f"Confusion matrix, {pair[1]}", _counted(evidence, after, columns, largest)),
-            ("change", f"Change of the counts from {pair[0]} to {pair[1]}", _changed(before, after, columns)),
-        )
+        shown = {
+            row: _counted(evidence, table, columns, largest) for row, table in zip(pair, (before, after), strict=True)
+        }
+        shown["change"] = _changed(before, after, columns)
+        title = f"Confusion matrix, {' to '.join(pair)}: "
         maps = [
-            (name, charts.heat_map(f"confusion-{i}-{j}", title, classes, columns, cells))
-            for j, (name, title, cells) in enumerate(shown)
+            (name, charts.heat_map(f"confusion-{i}-{j}", title + name, classes, columns, cells))
+            for j, (name, cells) in enumerate(shown.items())
         ]
         panels.append({"label": " → ".join(pair), "maps": maps})
     return {"title": "Confusion matrix", "panels": panels}
@@ -151,39 +121,31 @@ def _counts(evidence: Evidence, row: str) -> Array:
 
 
 def mistakes(evidence: Evidence) -> dict[str, Any] | None:
-    e, names = evidence.test[evidence.chosen], evidence.costs.classes
+    e, names = evidence.test[evidence.chosen], evidence.classes
     images, facts = (evidence.arrays.get(name, ()) for name in ("mistake_images", "mistakes"))
     cards = [
-        {
-            "image": picture(image),
-            "index": index,
-            "truth": names[y],
-            "predicted": names[z],
-            "cost": compact(evidence.costs[y, z]),
-        }
-        for image, (index, y, z) in zip(images, np.asarray(facts).tolist(), strict=True)
+        {"image": picture(image), "index": i, "truth": names[y], "predicted": names[z], "cost": compact(e.costs[y, z])}
+        for image, (i, y, z) in zip(images, np.asarray(facts).tolist(), strict=True)
     ]
     left = e.costliest_pairs(LISTED)
-    return (
-        {"title": "Most expensive mistakes left", "cards": cards, "pairs": left, "total": e.total_cost}
-        if left
-        else None
-    )
+    found = {"title": "Most expensive mistakes left", "cards": cards, "pairs": left, "total": e.total_cost}
+    return found if left else None
 
 
 def pairs(evidence: Evidence) -> dict[str, Any] | None:
-    sides = [critical(evidence.test[name], LISTED) for name in ("before", evidence.chosen)]
-    most = max((at_most(p.errors, p.samples) for side in sides for p in side if p.samples), default=1.0)
+    sides = list(dict.fromkeys(("before", evidence.chosen)))
+    found = list(zip(*(critical(evidence.test[row], LISTED) for row in sides), strict=True))
+    most = max((at_most(p.errors, p.samples) for line in found for p in line if p.samples), default=1.0)
     lines = []
-    for i, both in enumerate(zip(*sides, strict=True)):
+    for i, line in enumerate(found):
         cells = []
-        for kind, pair in zip(("before", "after"), both, strict=True):
-            bound = at_most(pair.errors, pair.samples) if pair.samples else 1.0
+        for kind, pair in zip(("before", "after"), line, strict=False):
+            rate, bound = (pair.rate, at_most(pair.errors, pair.samples)) if pair.samples else (0.0, 1.0)
             told = f"{kind}: {pair.errors} of {pair.samples}, at most {percent(bound, 1)}"
-            drawn = charts.whisker(f"pair-{i}-{kind}", told, kind, pair.rate, 0.0, bound, most) if pair.samples else ""
-            cells.append({"pair": pair, "bound": bound, "whisker": drawn})
+            drawn = charts.whisker(f"pair-{i}-{kind}", told, kind, rate, 0.0, bound, most) if pair.samples else ""
+            cells.append({"pair": pair, "rate": rate, "bound": bound, "whisker": drawn})
         lines.append(cells)
-    return {"title": "Critical pairs", "lines": lines, "chosen": evidence.chosen} if lines else None
+    return {"title": "Critical pairs", "lines": lines, "sides": sides} if lines else None
 
 
 def frontier(evidence: Evidence) -> dict[str, Any]:
@@ -194,22 +156,20 @@ def frontier(evidence: Evidence) -> dict[str, Any]:
         points = zip(curve.strength, x, y, strict=True)
         hover = [f"{side}, strength {s:.3g}: accuracy {a:.2f} %, cost {number(c)}" for s, a, c in points]
         lines.append(Line(f"{side}, every strength", side, x, y, hover))
-    marks = []
     for name in sorted(evidence.test, key=lambda row: "rule" in row):  # the legend has two columns, one per model
-        accuracy, cost = 100 * evidence.test[name].accuracy, 100 * evidence.test[name].mean_cost
-        shape = "diamond" if "rule" in name else "disc"
-        hover_text = f"{name}: accuracy {accuracy:.2f} %, cost {number(cost)}"
-        marks.append(Mark(name, side_of(name), shape, accuracy, cost, hover_text))
+        a, c = 100 * evidence.test[name].accuracy, 100 * evidence.test[name].mean_cost
+        told = f"{name}: accuracy {a:.2f} %, cost {number(c)}"
+        lines.append(Line(name, side_of(name), [a], [c], [told], "diamond" if "rule" in name else "disc"))
     title = "Cost against accuracy for every strength of the rule"
     axes = Axis("accuracy on the test part (%)"), Axis("cost per 100 predictions")
-    return {"title": "Cost and accuracy", "chart": charts.line_chart("frontier-chart", title, *axes, lines, marks)}
+    return {"title": "Cost and accuracy", "chart": charts.line_chart("frontier-chart", title, *axes, lines)}
 
 
 def coverage(evidence: Evidence) -> dict[str, Any]:
     lines, labels = [], evidence.labels()
     for side, decision in evidence.rules.items():
         curve = cost_coverage_curve(evidence.logits(side), labels, decision.automatic(evidence.costs))
-        kept = np.unique(np.linspace(0, len(labels) - 1, 200).round().astype(int))
+        kept = charts.spread(len(labels), 200)
         x, y = 100 * curve.coverage[kept], 100 * curve.cost[kept]
         hover = [f"{side} + rule: {a:.0f} % automatic, cost {number(c)} per 100" for a, c in zip(x, y, strict=True)]
         lines.append(Line(f"{side} + rule", side, x, y, hover))
@@ -220,31 +180,26 @@ def coverage(evidence: Evidence) -> dict[str, Any]:
 
 
 def examples(evidence: Evidence) -> dict[str, Any] | None:
-    arrays, names = evidence.arrays, evidence.costs.classes
-    cards = []
-    columns = (arrays.get(name, ()) for name in ("original_images", "adversarial_images", "examples", "perturbations"))
+    cards, names = [], evidence.classes
+    columns = (
+        evidence.arrays.get(a, ()) for a in ("original_images", "adversarial_images", "examples", "perturbations")
+    )
     for original, changed, (truth, target), (largest, length) in zip(*columns, strict=True):
         difference = changed.astype(np.int16) - original
-        factor = 127 // int(np.abs(difference).max()) if difference.any() else 1
+        factor = 127 // max(int(np.abs(difference).max()), 1)
         amplified = (128 + factor * difference).clip(0, 255).astype(np.uint8)
-        cards.append(
-            {
-                "truth": names[truth],
-                "target": names[target],
-                "images": [
-                    ("original", picture(original)),
-                    (f"change × {factor}" if difference.any() else "change: none to see", picture(amplified)),
-                    ("adversarial", picture(changed)),
-                ],
-                "largest": f"{largest:.3g}",
-                "length": f"{length:.3g}",
-            }
-        )
+        images = [
+            ("original", picture(original)),
+            (f"change × {factor}" if difference.any() else "change: none to see", picture(amplified)),
+            ("adversarial", picture(changed)),
+        ]
+        sizes = {"largest": f"{largest:.3g}", "length": f"{length:.3g}"}
+        cards.append({"truth": names[truth], "target": names[target], "images": images, **sizes})
     return {"title": "Adversarial examples", "cards": cards} if cards else None
 
 
 def attacks(evidence: Evidence) -> dict[str, Any] | None:
-    names = evidence.costs.classes
+    names = evidence.classes
     counted: dict[Pair, list[tuple[str, list[int]]]] = {}
     for line in evidence.history:
         for found in line.attacks:
@@ -331,9 +286,14 @@ def moment(text: str) -> str:
     return text.replace("T", " ").replace("Z", " UTC")
 
 
+def _mistakes(counts: Array) -> Array:
+    """[K, K or K + 1]: where a count is one of mistakes; a referred case is none."""
+    y, z = np.indices(counts.shape)
+    return np.asarray((y != z) & (z < len(counts)))
+
+
 def _largest_mistake(counts: Array) -> int:
-    wrong = np.abs(counts[:, : len(counts)]) * ~np.eye(len(counts), dtype=bool)
-    return max(int(wrong.max()), 1)
+    return max(int(np.abs(counts * _mistakes(counts)).max()), 1)
 
 
 def _counted(evidence: Evidence, counts: Array, names: Sequence[str], largest: int) -> dict[Pair, Cell]:
@@ -341,30 +301,29 @@ def _counted(evidence: Evidence, counts: Array, names: Sequence[str], largest: i
     cells = {}
     for y, z in np.argwhere(counts).tolist():
         n, of = int(counts[y, z]), int(counts[y].sum())
-        kind = "right" if y == z else "error" if z < len(evidence.costs) else "referred"
-        tone = 0.45 * n / of if kind != "error" else 0.15 + 0.8 * float(np.sqrt(n / largest))
+        kind = "right" if y == z else "error" if z < len(counts) else "referred"
+        tone = 0.45 * n / of if kind != "error" else _tone(n / largest)
         price = f", each costs {compact(evidence.costs[y, z])}" if kind == "error" else ""
-        cells[y, z] = Cell(
-            kind, tone, str(n), f"{names[y]} labelled as {names[z]}: {n} of {of} ({percent(n / of, 1)}){price}"
-        )
+        hover = f"{names[y]} labelled as {names[z]}: {n} of {of} ({percent(n / of, 1)}){price}"
+        cells[y, z] = Cell(kind, tone, str(n), hover)
     return cells
 
 
 def _changed(first: Array, second: Array, names: Sequence[str]) -> dict[Pair, Cell]:
     """Fewer and more mistakes; on the diagonal more is better, so it has no colour."""
     difference = second - first
-    largest = _largest_mistake(difference)
-    cells = {}
+    mistake, largest, cells = _mistakes(difference), _largest_mistake(difference), {}
     for y, z in np.argwhere(difference).tolist():
         n = int(difference[y, z])
-        mistake = y != z and z < len(difference)
-        kind = ("more" if n > 0 else "fewer") if mistake else "flat"
-        tone = 0.15 + 0.8 * float(np.sqrt(abs(n) / largest)) if mistake else 0.0
+        kind, tone = ("more" if n > 0 else "fewer", _tone(abs(n) / largest)) if mistake[y, z] else ("flat", 0.0)
         text = f"{n:+d}".replace("-", "−")
-        cells[y, z] = Cell(
-            kind, tone, text, f"{names[y]} labelled as {names[z]}: {first[y, z]} → {second[y, z]} ({text})"
-        )
+        hover = f"{names[y]} labelled as {names[z]}: {first[y, z]} → {second[y, z]} ({text})"
+        cells[y, z] = Cell(kind, tone, text, hover)
     return cells
+
+
+def _tone(share: float) -> float:
+    return 0.15 + 0.8 * float(np.sqrt(share))
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -120,7 +120,8 @@ class AugmentedClassifier(CostClassifier):
         )
 
     def predict(self, X: Any) -> Array:
-        return np.asarray(self.estimator_.predict(self._table(X)))
+        X = self._table(X)
+        return np.asarray(self.estimator_.predict(X))
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:

@@ -20,16 +20,7 @@ from torch import Generator, Tensor, nn
 from csada.costs import CostMatrix
 from csada.data.batches import batches
 from csada.errors import InputError
-from csada.methods.base import (
-    Trainer,
-    at_least_single,
-    cost_rows,
-    first_parameter,
-    glorot,
-    linear,
-    own_generator,
-    scores,
-)
+from csada.methods.base import Trainer, at_least_single, cost_rows, drawn_linear, first_parameter, own_generator, scores
 from csada.methods.sosr import CostRegressor, sosr_loss, with_estimates
 from csada.models.initial import seeded
 from csada.models.modes import borrowed_eval
@@ -74,7 +65,7 @@ class AuxCST:
             x = next(batches(data, 2, like.device, dtype=like.dtype).epoch()).x
         with torch.no_grad(), borrowed_eval(regressor), watched(regressor.net, blocks) as seen:
             regressor(x)
-        heads = [linear(glorot(seen[name].shape[1], len(self.costs), rng), like) for name in blocks]
+        heads = [drawn_linear(seen[name].shape[1], len(self.costs), rng, like) for name in blocks]
         return AuxiliaryCosts(regressor, blocks, heads), data
 
     def __call__(

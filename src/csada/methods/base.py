@@ -119,10 +119,10 @@ def own_generator(generator: Generator | None, device: torch.device | str | None
     return Generator(device).manual_seed(int(seed))
 
 
-def glorot(inputs: int, outputs: int, generator: Generator, gain: float = 1.0) -> Tensor:
-    """[outputs, inputs]: Glorot's uniform weights."""
+def drawn_linear(inputs: int, outputs: int, generator: Generator, like: Tensor, gain: float = 1.0) -> nn.Linear:
+    """A Linear with Glorot's uniform weights."""
     uniform = torch.rand(outputs, inputs, generator=generator, device=generator.device)
-    return (2 * uniform - 1) * (gain * math.sqrt(6 / (inputs + outputs)))
+    return linear((2 * uniform - 1) * (gain * math.sqrt(6 / (inputs + outputs))), like)
 
 
 def linear(weight: Tensor, like: Tensor) -> nn.Linear:

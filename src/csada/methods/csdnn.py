@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from csada.data.batches import batches
 from csada.errors import InputError
-from csada.methods.base import Loss, Trainer, cost_rows, first_parameter, glorot, linear, own_generator
+from csada.methods.base import Loss, Trainer, cost_rows, drawn_linear, first_parameter, own_generator
 from csada.methods.sosr import sosr_loss
 from csada.models.initial import seeded
 
@@ -67,8 +67,8 @@ class CSDNN(Loss):
             width = next(source.epoch()).x[0].numel()
             net = SigmoidNet(OrderedDict(flatten=nn.Flatten()))
             for i, hidden in enumerate(self.hidden, start=1):
-                layer = linear(glorot(width, hidden, rng, SIGMOID_GAIN), like)
-                estimates = linear(glorot(hidden, len(self.costs), rng), like)
+                layer = drawn_linear(width, hidden, rng, like, SIGMOID_GAIN)
+                estimates = drawn_linear(hidden, len(self.costs), rng, like)
                 back = torch.zeros(width, device=like.device, dtype=like.dtype, requires_grad=True)
                 optimizer = torch.optim.Adam([*layer.parameters(), back, *estimates.parameters()], lr=self.pretrain_lr)
                 for _ in range(self.pretrain_epochs):

@@ -14,7 +14,7 @@ passes. Everything happens in the model's own input space: epsilon and step_size
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import torch
@@ -35,6 +35,41 @@ class Outcome(IntEnum):
     REJECTED = 1  # the next step would have landed in a third class: the step before it is kept
     REACHED = 2  # the model now predicts the target
     EXHAUSTED = 3  # all K steps made, the model still predicts the truth
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """How an attack moves: its ball, its steps and the bounds that it keeps; `attack` says what each means."""
+
+    epsilon: float = 1.0
+    step_size: float = 5e-4
+    steps: int = 10
+    norm: str = "linf"
+    step: str = "gradient"
+    bounds: Bounds | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "step_size"):
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise InputError(f"{name} must be a positive number, got {value}")
+        if self.steps < 1:
+            raise InputError(f"steps must be at least 1, got {self.steps}")
+        for name, choice, known in (("norm", self.norm, PROJECTIONS), ("step", self.step, DIRECTIONS)):
+            if choice not in known:
+                raise InputError(f"unknown {name} {choice!r}; known: {', '.join(known)}")
+
+    @classmethod
+    def of(cls, method: object) -> Ascent:
+        """The settings that a method has among its own, under the same names."""
+        return cls(**{f.name: getattr(method, f.name) for f in fields(cls)})
+
+    def placed(self, x: Tensor, delta: Tensor) -> Tensor:
+        """x + delta, within the bounds."""
+        return x + delta if self.bounds is None else (x + delta).clamp_min(self.bounds[0]).clamp_max(self.bounds[1])
+
+    def moved(self, delta: Tensor, gradient: Tensor) -> Tensor:
+        """One step up the gradient, and back into the ball."""
+        return PROJECTIONS[self.norm](delta + self.step_size * DIRECTIONS[self.step](gradient), self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -68,7 +103,7 @@ def attack(
     forward: gives the logits of points where model(points) does not, always for the whole batch; so a text can be attacked
     at its embeddings, `lambda points: model(inputs_embeds=points, attention_mask=mask).logits`.
     """
-    check_settings(epsilon, step_size, steps, norm, step)
+    how = Ascent(epsilon, step_size, steps, norm, step, bounds)
     if not x.is_floating_point():
         raise InputError(f"x must be floating point, as the model takes it; got {x.dtype}: normalise it first")
     if len(x) == 0:
@@ -97,7 +132,7 @@ def attack(
 
     with borrowed_eval(model):
         shrink = forward is None and pays_to_shrink(x, steps)
-        return ascend(checked, x, y, target, epsilon, step_size, steps, norm, step, bounds, trajectory, shrink)
+        return ascend(checked, x, y, target, how, trajectory=trajectory, shrink=shrink)
 
 
 def ascend(
@@ -105,24 +140,17 @@ def ascend(
     x: Tensor,
     y: Tensor,
     target: Tensor,
-    epsilon: float,
-    step_size: float,
-    steps: int,
-    norm: str = "linf",
-    step: str = "gradient",
-    bounds: Bounds | None = None,
+    how: Ascent,
+    *,
+    judge: Forward | None = None,
     trajectory: bool = False,
     shrink: bool = False,
 ) -> AttackResult:
     """The loop itself, without input checks. With shrink=False its shapes are static and it never waits for the device.
 
+    judge: gives the classes of points where the predictions are not those of `forward`, whose gradient is followed.
     shrink: once half of the samples at work have finished, the model is called on the other half alone.
     """
-    project, direction = PROJECTIONS[norm], DIRECTIONS[step]
-
-    def placed(delta: Tensor) -> Tensor:
-        return x + delta if bounds is None else (x + delta).clamp_min(bounds[0]).clamp_max(bounds[1])
-
     x = x.detach()
     delta = before = torch.zeros_like(x)
     predicted, accepted = y, torch.zeros_like(y)
@@ -130,11 +158,13 @@ def ascend(
     active = torch.ones_like(y, dtype=torch.bool)
     path = [delta]
     live: Tensor | None = None  # the samples the model is called on; None: all
-    for k in range(steps + 1):
-        point = (placed(delta) if live is None else placed(delta)[live]).requires_grad_(k < steps)
-        with torch.set_grad_enabled(k < steps):
+    for k in range(how.steps + 1):
+        point = how.placed(x, delta)
+        point = (point if live is None else point[live]).requires_grad_(k < how.steps)
+        with torch.set_grad_enabled(k < how.steps):
             logits = forward(point)
-        predicted = _put(predicted, live, logits.detach().argmax(1))
+        now = logits.detach().argmax(1) if judge is None else judge(point.detach())
+        predicted = now if live is None else predicted.index_copy(0, live, now)
         right, reached = predicted == y, predicted == target
         if k == 0:
             outcome = torch.where(right, outcome, Outcome.SKIPPED)
@@ -147,24 +177,19 @@ def ascend(
             path.append(delta)
         active = active & right
         remaining = int(active.sum()) if shrink else len(y)
-        if k == steps or remaining == 0:
+        if k == how.steps or remaining == 0:
             break
-        with (
-            torch.enable_grad()
-        ):  # the sum over samples, not the mean: a sample's gradient must not depend on its batch
+        with torch.enable_grad():  # the sum over samples: a sample's gradient must not depend on its batch
             log_p = -F.cross_entropy(logits, target if live is None else target[live], reduction="sum")
         (gradient,) = torch.autograd.grad(log_p, point)
         gradient = gradient if live is None else torch.zeros_like(x).index_copy_(0, live, gradient)
-        before, delta = (
-            delta,
-            torch.where(_wide(active, x), project(delta + step_size * direction(gradient), epsilon), delta),
-        )
-        if bounds is not None:
-            delta = placed(delta) - x
+        before, delta = delta, torch.where(_wide(active, x), how.moved(delta, gradient), delta)
+        if how.bounds is not None:
+            delta = how.placed(x, delta) - x
         if 2 * remaining <= (len(y) if live is None else len(live)):
             live = active.nonzero()[:, 0]
-    path += path[-1:] * (steps + 1 - len(path))
-    return AttackResult(placed(delta), delta, outcome, accepted, torch.stack(path) if trajectory else None)
+    path += path[-1:] * (how.steps + 1 - len(path))
+    return AttackResult(how.placed(x, delta), delta, outcome, accepted, torch.stack(path) if trajectory else None)
 
 
 def boundary_distance(
@@ -177,7 +202,6 @@ def boundary_distance(
     sample that does not cross within `steps` has an infinite distance and keeps its own class.
     """
     x = x.detach()
-    shape = (-1, *(1,) * (x.ndim - 1))
     moved, crossed = torch.zeros_like(x), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     with borrowed_eval(model), torch.enable_grad():
         for k in range(steps + 1):
@@ -190,10 +214,8 @@ def boundary_distance(
             crossed = predicted != own
             if k == steps or bool(crossed.all()):
                 break
-            slopes = torch.stack(
-                [torch.autograd.grad(logits[:, c].sum(), point, retain_graph=True)[0] for c in range(logits.shape[1])],
-                1,
-            ).flatten(2)  # [N, C, values]
+            gradients = [torch.autograd.grad(each.sum(), point, retain_graph=True)[0] for each in logits.unbind(1)]
+            slopes = torch.stack(gradients, 1).flatten(2)  # [N, C, values]
             slopes = slopes - slopes[torch.arange(len(x)), own][:, None]
             gaps = (logits - logits.gather(1, own[:, None])).detach().abs()
             lengths = torch.linalg.vector_norm(slopes, dim=2).clamp_min(torch.finfo(x.dtype).tiny)
@@ -201,7 +223,7 @@ def boundary_distance(
             slope = slopes.gather(1, nearest[:, :, None].expand(-1, -1, slopes.shape[2]))[:, 0]
             # at least a rounding error's worth, so that a point on the boundary gets off it
             walk = (gaps.gather(1, nearest).clamp_min(1e-6) / lengths.gather(1, nearest) ** 2) * slope
-            moved = torch.where(crossed.view(shape), moved, moved + walk.view_as(x))
+            moved = torch.where(_wide(crossed, x), moved, moved + walk.view_as(x))
     distance = torch.linalg.vector_norm(moved.flatten(1), dim=1)
     return torch.where(crossed, distance, torch.inf), predicted
 
@@ -211,19 +233,15 @@ def pays_to_shrink(x: Tensor, steps: int) -> bool:
     return x.is_cpu or steps >= 20
 
 
-def _put(full: Tensor, live: Tensor | None, part: Tensor) -> Tensor:
-    return part if live is None else full.index_copy(0, live, part)
-
-
-def _wide(mask: Tensor, x: Tensor) -> Tensor:
-    """One flag a sample, shaped to broadcast over the samples' values."""
-    return mask.view(-1, *(1,) * (x.ndim - 1))
+def _wide(each: Tensor, x: Tensor) -> Tensor:
+    """One number per sample, shaped to broadcast over the samples' values."""
+    return each.view(-1, *(1,) * (x.ndim - 1))
 
 
 def _lengths(v: Tensor) -> Tensor:
     """Each sample's Euclidean length, shaped to broadcast; never 0, so that it can be divided by."""
     lengths: Tensor = torch.linalg.vector_norm(v.flatten(1), dim=1)
-    return lengths.clamp_min(torch.finfo(v.dtype).tiny).view(-1, *(1,) * (v.ndim - 1))
+    return _wide(lengths.clamp_min(torch.finfo(v.dtype).tiny), v)
 
 
 PROJECTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -235,14 +253,3 @@ DIRECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sign": torch.sign,
     "l2": lambda gradient: gradient / _lengths(gradient),
 }
-
-
-def check_settings(epsilon: float, step_size: float, steps: int, norm: str, step: str) -> None:
-    for name, value in (("epsilon", epsilon), ("step_size", step_size)):
-        if not (0 < value < float("inf")):
-            raise InputError(f"{name} must be a positive number, got {value}")
-    if steps < 1:
-        raise InputError(f"steps must be at least 1, got {steps}")
-    for name, choice, known in (("norm", norm, list(PROJECTIONS)), ("step", step, list(DIRECTIONS))):
-        if choice not in known:
-            raise InputError(f"unknown {name} {choice!r}; known: {', '.join(known)}")

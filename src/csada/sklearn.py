@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from csada.data.batches import batches
 from csada.decisions import MinimumExpectedCost, decide, fit_temperature
 from csada.errors import InputError
 from csada.methods.csada import CSADA
+from csada.methods.metacost import bagged
 from csada.models.initial import seeded
 from csada.models.modes import borrowed_eval, device_of
 from csada.models.plain import mlp
@@ -49,7 +51,31 @@ DECISIONS = ("argmax", "minimum_expected_cost")
 LEAST_PROBABILITY = 1e-6  # a forest says 0 of what it never saw; its logarithm must stay finite for a temperature
 
 
-class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class CostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """What csada's estimators share.
+
+    Their options are dataclass fields: scikit-learn asks for a constructor that keeps what it is given and does no more.
+    """
+
+    def _learn_classes(self, y: Array, costs: Costs) -> NDArray[np.int64]:
+        """y as numbers of `classes_`, which are set here, as are the costs; those given to `fit` win."""
+        given = self.costs if costs is None else costs
+        self.classes_, index, self.costs_ = classes_and_costs(y, given, getattr(self, "labels", None))
+        return index
+
+    def _table(self, X: Any) -> Array:
+        """X [N, F] for a fitted estimator."""
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def predict(self, X: Any) -> Array:
+        """The class of the largest score."""
+        f = self.decision_function(X)
+        return np.asarray(self.classes_[(f > 0).astype(int) if f.ndim == 1 else f.argmax(1)])
+
+
+@dataclass(eq=False, repr=False)
+class CSADAClassifier(CostClassifier):
     """A network trained with cross-entropy, then fine-tuned with CSADA.
 
     module: an nn.Module, which is copied, or a function (x, classes) -> nn.Module of the standardised training samples
@@ -60,49 +86,25 @@ class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     sample_weight repeats samples in training, as often as it says; fractions are rounded so that the sums agree.
     """
 
-    classes_: Array
-    module_: nn.Module
-
-    def __init__(
-        self,
-        module: Any = None,
-        *,
-        hidden: tuple[int, ...] = (50,),
-        epochs: int = 30,
-        lr: float = 1e-2,
-        fine_tune_epochs: int = 10,
-        fine_tune_lr: float = 1e-3,
-        weight: float = 2.0,
-        tau: float = 1.0,
-        steps: int = 5,
-        step_size: float = 0.05,
-        epsilon: float = 1.0,
-        batch_size: int = 64,
-        decision: str = "argmax",
-        standardize: bool = True,
-        costs: Costs = None,
-        labels: Any = None,
-        random_state: Any = None,
-        warm_start: bool = False,
-    ) -> None:
-        self.module = module
-        self.hidden = hidden
-        self.epochs = epochs
-        self.lr = lr
-        self.fine_tune_epochs = fine_tune_epochs
-        self.fine_tune_lr = fine_tune_lr
-        self.weight = weight
-        self.tau = tau
-        self.steps = steps
-        self.step_size = step_size
-        self.epsilon = epsilon
-        self.batch_size = batch_size
-        self.decision = decision
-        self.standardize = standardize
-        self.costs = costs
-        self.labels = labels
-        self.random_state = random_state
-        self.warm_start = warm_start
+    module: Any = None
+    _: KW_ONLY
+    hidden: tuple[int, ...] = (50,)
+    epochs: int = 30
+    lr: float = 1e-2
+    fine_tune_epochs: int = 10
+    fine_tune_lr: float = 1e-3
+    weight: float = 2.0
+    tau: float = 1.0
+    steps: int = 5
+    step_size: float = 0.05
+    epsilon: float = 1.0
+    batch_size: int = 64
+    decision: str = "argmax"
+    standardize: bool = True
+    costs: Costs = None
+    labels: Any = None
+    random_state: Any = None
+    warm_start: bool = False
 
     def fit(self, X: Any, y: Any, costs: Costs = None, sample_weight: Any = None) -> CSADAClassifier:
         if self.decision not in DECISIONS:
@@ -117,7 +119,7 @@ class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(
                 f"y has the classes {_names(classes)}, the fitted network {_names(self.classes_)}; set warm_start=False"
             )
-        self.classes_ = classes
+        self.classes_: Array = classes
         if not going_on:
             self.shape_ = X.shape[1:]
             self.normalization_ = standardization(X) if self.standardize else Normalization()
@@ -126,42 +128,28 @@ class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         network = self.module_ if going_on else self._network(x, len(classes), seed)
         dtype = next((p.dtype for p in network.parameters()), x.dtype)
         shared: dict[str, Any] = {"batch_size": self.batch_size, "seed": seed, "optimizer": "adam"}
-        method = CSADA(
-            self.costs_,
-            weight=self.weight,
-            tau=self.tau,
-            steps=self.steps,
-            step_size=self.step_size,
-            epsilon=self.epsilon,
-            tasks=min(64, self.batch_size),
-        )
+        options = {name: getattr(self, name) for name in ("weight", "tau", "steps", "step_size", "epsilon")}
+        method = CSADA(self.costs_, tasks=min(64, self.batch_size), **options)
         self.history_: list[dict[str, Any]] = []
-        stages: list[tuple[Any, int, float]] = [(method, self.fine_tune_epochs, self.fine_tune_lr)]
-        if not going_on:
-            stages.insert(0, ("cross_entropy", self.epochs, self.lr))
-        for stage, epochs, lr in stages:
+        for stage, epochs, lr in (
+            ("cross_entropy", 0 if going_on else self.epochs, self.lr),
+            (method, self.fine_tune_epochs, self.fine_tune_lr),
+        ):
             if epochs > 0:
                 fitted = fit(network, (x.to(dtype), labels), stage, self.costs_, epochs=epochs, lr=lr, **shared)
                 network = fitted.model
                 self.history_ += fitted.history
-        self.module_ = network
+        self.module_: nn.Module = network
         return self
 
     def decision_function(self, X: Any) -> Array:
         """Logits, or minus the expected costs; for two classes their difference, positive for the second."""
-        return margins(self._scores(X))
+        logits = self._logits(X)
+        return margins(logits if self.decision == "argmax" else MinimumExpectedCost(self.costs_).decide(logits).scores)
 
     def predict_proba(self, X: Any) -> Array:
         """The network's own probabilities, whatever the decision."""
         return np.asarray(softmax(self._logits(X), axis=1))
-
-    def predict(self, X: Any) -> Array:
-        best = self._scores(X).argmax(1)
-        return np.asarray(self.classes_[best])
-
-    def _scores(self, X: Any) -> Array:
-        logits = self._logits(X)
-        return logits if self.decision == "argmax" else MinimumExpectedCost(self.costs_).decide(logits).scores
 
     def _samples(self, X: Array) -> torch.Tensor:
         return self.normalization_(torch.tensor(X))
@@ -193,48 +181,83 @@ class CSADAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return made
 
 
-class MinimumExpectedCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class Wrapper(CostClassifier):
+    """Around any classifier with probabilities. What X may hold, that estimator knows and checks."""
+
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Array | None]:
+        """X so that rows can be taken, y and weights as vectors."""
+        kind = type(self.estimator).__name__
+        if not hasattr(self.estimator, "predict_proba"):
+            raise InputError(
+                f"{kind} has no predict_proba, which expected costs need; "
+                "wrap it in sklearn.calibration.CalibratedClassifierCV, or set the option that gives it probabilities"
+            )
+        y = column_or_1d(y, warn=True)
+        assert_all_finite(y, input_name="y")
+        X, y = indexable(X, y)
+        if sample_weight is None:
+            return X, np.asarray(y), None
+        if not has_fit_parameter(self.estimator, "sample_weight"):
+            raise InputError(f"{kind} takes no sample_weight; leave it out, or wrap another estimator")
+        weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        if len(np.unique(y[weights > 0])) == 1:
+            raise InputError(
+                "sample_weight is above zero for one class only; a classifier needs samples of at least two"
+            )
+        return X, np.asarray(y), weights
+
+    def _fit_copy(self, X: Any, y: Array, rows: Array, weights: Array | None) -> Any:
+        """A copy fitted on these rows; for a single class, which most estimators refuse, the constant classifier."""
+        rows = rows if weights is None else rows[weights[rows] > 0]
+        constant = len(np.unique(y[rows])) == 1
+        copy = DummyClassifier(strategy="prior") if constant else clone(self.estimator)
+        return copy.fit(_safe_indexing(X, rows), y[rows], **weighing(None if weights is None else weights[rows]))
+
+    def _fit_all(self, X: Any, y: Array, weights: Array | None) -> None:
+        """Fit `estimator_` on everything; what it learns about the columns of X is also known of the wrapper."""
+        self.estimator_ = clone(self.estimator).fit(X, y, **weighing(weights))
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self.estimator_, name):
+                setattr(self, name, getattr(self.estimator_, name))
+
+    def __sklearn_tags__(self) -> Any:
+        """The wrapper takes what the wrapped estimator takes."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags = get_tags(self.estimator).input_tags
+        return tags
+
+
+@dataclass(eq=False, repr=False)
+class MinimumExpectedCostClassifier(Wrapper):
     """Any classifier with probabilities, deciding for the class of least expected cost.
 
     calibration: None trusts the probabilities; "temperature" fits one on out-of-fold predictions (`cv` as everywhere in
     scikit-learn) before the estimator is fitted on everything.
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        *,
-        costs: Costs = None,
-        labels: Any = None,
-        calibration: str | None = None,
-        cv: Any = 5,
-    ) -> None:
-        self.estimator = estimator
-        self.costs = costs
-        self.labels = labels
-        self.calibration = calibration
-        self.cv = cv
+    estimator: Any
+    _: KW_ONLY
+    costs: Costs = None
+    labels: Any = None
+    calibration: str | None = None
+    cv: Any = 5
 
     def fit(self, X: Any, y: Any, costs: Costs = None, sample_weight: Any = None) -> MinimumExpectedCostClassifier:
         if self.calibration not in (None, "temperature"):
             raise InputError(f"unknown calibration {self.calibration!r}; known: None, 'temperature'")
-        needs_probabilities(self.estimator)
-        X, y, weights = samples_and_labels(X, y, sample_weight, self.estimator)
-        self.classes_, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs, self.labels)
+        X, y, weights = self._read(X, y, sample_weight)
+        index = self._learn_classes(y, costs)
         self.temperature_ = 1.0
         if self.calibration is not None:
             folds = list(check_cv(self.cv, y, classifier=True).split(X, y))
             logs = [
-                log_probabilities(
-                    fit_copy(self.estimator, X, y, train, weights), _safe_indexing(X, held), self.classes_
-                )
+                log_probabilities(self._fit_copy(X, y, train, weights), _safe_indexing(X, held), self.classes_)
                 for train, held in folds
             ]
             held_out = np.concatenate([held for _, held in folds])
             seen = None if weights is None else weights[held_out]
             self.temperature_ = fit_temperature(np.concatenate(logs), index[held_out], seen)
-        self.estimator_ = clone(self.estimator).fit(X, y, **weighing(weights))
-        take_features(self, self.estimator_)
+        self._fit_all(X, y, weights)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -245,67 +268,37 @@ class MinimumExpectedCostClassifier(ClassifierMixin, BaseEstimator):  # type: ig
 
     def decision_function(self, X: Any) -> Array:
         """Minus the expected costs; for two classes their difference, positive for the second."""
-        p = self.predict_proba(X)
-        return margins(decide(p, self.costs_).scores)
-
-    def predict(self, X: Any) -> Array:
-        p = self.predict_proba(X)
-        return np.asarray(self.classes_[decide(p, self.costs_).chosen])
-
-    def __sklearn_tags__(self) -> Any:
-        return wrapped_tags(super().__sklearn_tags__(), self.estimator)
+        return margins(decide(self.predict_proba(X), self.costs_).scores)
 
 
-class MetaCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class MetaCostClassifier(Wrapper):
     """MetaCost (Domingos, 1999): relabel every training sample with its class of least expected cost, then fit on that.
 
     The probabilities are the mean of `n_estimators` copies fitted on bootstrap samples; out_of_bag=True takes for each
     sample only the copies that did not see it (all of them where there are none).
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        *,
-        costs: Costs = None,
-        labels: Any = None,
-        n_estimators: int = 10,
-        out_of_bag: bool = False,
-        random_state: Any = None,
-    ) -> None:
-        self.estimator = estimator
-        self.costs = costs
-        self.labels = labels
-        self.n_estimators = n_estimators
-        self.out_of_bag = out_of_bag
-        self.random_state = random_state
+    estimator: Any
+    _: KW_ONLY
+    costs: Costs = None
+    labels: Any = None
+    n_estimators: int = 10
+    out_of_bag: bool = False
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any, costs: Costs = None, sample_weight: Any = None) -> MetaCostClassifier:
         if self.n_estimators < 1:
             raise InputError(f"n_estimators must be at least 1, got {self.n_estimators}")
-        needs_probabilities(self.estimator)
-        X, y, weights = samples_and_labels(X, y, sample_weight, self.estimator)
-        self.classes_, _, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs, self.labels)
+        X, y, weights = self._read(X, y, sample_weight)
+        self._learn_classes(y, costs)
         rng = check_random_state(self.random_state)
-        n = len(y)
-        everyone, unseen, members = (
-            np.zeros((n, len(self.classes_))),
-            np.zeros((n, len(self.classes_))),
-            np.zeros((n, 1)),
-        )
-        for _ in range(self.n_estimators):
-            bag = rng.randint(n, size=n)
-            p = aligned(fit_copy(self.estimator, X, y, bag, weights), X, self.classes_)
-            out = np.bincount(bag, minlength=n)[:, None] == 0
-            everyone, unseen, members = everyone + p, unseen + out * p, members + out
-        mean = everyone / self.n_estimators
-        if self.out_of_bag:
-            mean = np.where(members > 0, unseen / np.maximum(members, 1), mean)
-        self.labels_ = self.classes_[decide(mean, self.costs_).chosen]
+        bags = (rng.randint(len(y), size=len(y)) for _ in range(self.n_estimators))
+        members = ((bag, aligned(self._fit_copy(X, y, bag, weights), X, self.classes_)) for bag in bags)
+        self.labels_ = self.classes_[decide(bagged(members, self.out_of_bag), self.costs_).chosen]
         one_left = len(np.unique(self.labels_)) == 1  # most estimators refuse to learn that; the original y will do
-        self.estimator_ = clone(self.estimator).fit(X, y if one_left else self.labels_, **weighing(weights))
+        self._fit_all(X, y if one_left else self.labels_, weights)
         self.constant_ = self.labels_[0] if one_left else None
-        take_features(self, self.estimator_)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -318,9 +311,6 @@ class MetaCostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "estimator_")
         predicted = np.asarray(self.estimator_.predict(X))
         return predicted if self.constant_ is None else np.full_like(predicted, self.constant_)
-
-    def __sklearn_tags__(self) -> Any:
-        return wrapped_tags(super().__sklearn_tags__(), self.estimator)
 
 
 def mean_cost(y_true: Any, y_pred: Any, *, costs: Costs, labels: Any = None) -> float:
@@ -430,22 +420,6 @@ def margins(scores: Array) -> Array:
     return np.asarray(scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores)
 
 
-def samples_and_labels(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Array, Array | None]:
-    """X so that rows can be taken, y and weights as vectors. What X may hold, the wrapped estimator knows and checks."""
-    y = column_or_1d(y, warn=True)
-    assert_all_finite(y, input_name="y")
-    check_classification_targets(y)
-    X, y = indexable(X, y)
-    if sample_weight is None:
-        return X, np.asarray(y), None
-    if not has_fit_parameter(estimator, "sample_weight"):
-        raise InputError(f"{type(estimator).__name__} takes no sample_weight; leave it out, or wrap another estimator")
-    weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
-    if len(np.unique(y[weights > 0])) == 1:
-        raise InputError("sample_weight is above zero for one class only; a classifier needs samples of at least two")
-    return X, np.asarray(y), weights
-
-
 def repeated(weights: Array) -> NDArray[np.int64]:
     """Row numbers, each as often as its weight says; at least as many in all as there are weights above zero."""
     total = weights.sum()
@@ -459,22 +433,6 @@ def weighing(weights: Array | None) -> dict[str, Array]:
     return {} if weights is None else {"sample_weight": weights}
 
 
-def needs_probabilities(estimator: Any) -> None:
-    if not hasattr(estimator, "predict_proba"):
-        raise InputError(
-            f"{type(estimator).__name__} has no predict_proba, which expected costs need; "
-            "wrap it in sklearn.calibration.CalibratedClassifierCV, or set the option that gives it probabilities"
-        )
-
-
-def fit_copy(estimator: Any, X: Any, y: Array, rows: Array, weights: Array | None) -> Any:
-    """A copy fitted on these rows; for a single class, which most estimators refuse, the constant classifier."""
-    rows = rows if weights is None else rows[weights[rows] > 0]
-    constant = len(np.unique(y[rows])) == 1
-    copy = DummyClassifier(strategy="prior") if constant else clone(estimator)
-    return copy.fit(_safe_indexing(X, rows), y[rows], **weighing(None if weights is None else weights[rows]))
-
-
 def aligned(fitted: Any, X: Any, classes: Array) -> Array:
     """Probabilities with one column for each of `classes`, 0 for those that the fitted estimator never saw."""
     p = np.zeros((len(got := np.asarray(fitted.predict_proba(X))), len(classes)))
@@ -484,16 +442,3 @@ def aligned(fitted: Any, X: Any, classes: Array) -> Array:
 
 def log_probabilities(fitted: Any, X: Any, classes: Array) -> Array:
     return np.asarray(np.log(np.maximum(aligned(fitted, X, classes), LEAST_PROBABILITY)))
-
-
-def take_features(outer: Any, inner: Any) -> None:
-    """What the wrapped estimator learnt about the columns of X is also known of the wrapper."""
-    for name in ("n_features_in_", "feature_names_in_"):
-        if hasattr(inner, name):
-            setattr(outer, name, getattr(inner, name))
-
-
-def wrapped_tags(tags: Any, estimator: Any) -> Any:
-    """The wrapper takes what the wrapped estimator takes."""
-    tags.input_tags = get_tags(estimator).input_tags
-    return tags

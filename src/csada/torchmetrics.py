@@ -46,6 +46,10 @@ class Confusion(Metric):
             raise InputError(f"{len(target)} truths but {len(preds)} predictions; give one prediction per truth")
         self.confusion += torch.bincount(target * n + preds, minlength=n * n).view(n, n)
 
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """One value, or a list of them as a curve; (figure, axes)."""
+        return self._plot(val, ax)
+
     def _total(self) -> Tensor:
         # single precision: not every device has double
         values = torch.tensor(self.costs.values, dtype=torch.float32, device=self.confusion.device)
@@ -58,20 +62,12 @@ class TotalCost(Confusion):
     def compute(self) -> Tensor:
         return self._total()
 
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """One value, or a list of them as a curve; (figure, axes)."""
-        return self._plot(val, ax)
-
 
 class MeanCost(Confusion):
     """The mean cost of a prediction; with unit costs it is the error rate."""
 
     def compute(self) -> Tensor:
         return self._total() / self.confusion.sum().clamp(min=1)
-
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """One value, or a list of them as a curve; (figure, axes)."""
-        return self._plot(val, ax)
 
 
 class PairwiseErrorRate(Confusion):

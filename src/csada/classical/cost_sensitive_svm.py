@@ -12,26 +12,26 @@ More than two classes: one machine a class against the rest, for what missing it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from csada.errors import InputError
-from csada.sklearn import Array, Costs, classes_and_costs
+from csada.sklearn import Array, CostClassifier, Costs
 
 ROUNDING = 0.1
 
 
-class CostSensitiveSVM(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False, kw_only=True)
+class CostSensitiveSVM(CostClassifier):
     """A linear machine; put a kernel map such as sklearn.kernel_approximation.Nystroem before it for another."""
 
-    def __init__(self, *, C: float = 1.0, kappa: float = 0.5, costs: Costs = None) -> None:
-        self.C = C
-        self.kappa = kappa
-        self.costs = costs
+    C: float = 1.0
+    kappa: float = 0.5
+    costs: Costs = None
 
     def fit(self, X: Any, y: Any, costs: Costs = None) -> CostSensitiveSVM:
         if not 0 < self.C < float("inf"):
@@ -39,7 +39,7 @@ class CostSensitiveSVM(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not ROUNDING <= self.kappa <= 1:
             raise InputError(f"kappa must lie between {ROUNDING} and 1, got {self.kappa}")
         X, y = validate_data(self, X, y, dtype=np.float64)
-        self.classes_, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
+        index = self._learn_classes(y, costs)
         missed, false = self.costs_.values.sum(1), self.costs_.values.sum(0)
         features = np.column_stack([X, np.ones(len(X))])
         machines = [1] if len(self.classes_) == 2 else range(len(self.classes_))
@@ -50,9 +50,8 @@ class CostSensitiveSVM(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         flip = 1.0 if missed >= false else -1.0  # the formula wants the dear class on the positive side
         dear = positive if flip > 0 else ~positive
         cheap, dearer = sorted((missed, false))
-        ratio = (
-            dearer / max(cheap, 1e-3 * dearer) if dearer > 0 else 1.0
-        )  # what costs nothing must still weigh something
+        # what costs nothing must still weigh something
+        ratio = dearer / max(cheap, 1e-3 * dearer) if dearer > 0 else 1.0
         side, margin = np.where(dear, 1.0, -1.0), np.where(dear, 1.0, self.kappa)
         weight = self.C / self.kappa * np.where(dear, ratio, 1.0)
 
@@ -67,10 +66,5 @@ class CostSensitiveSVM(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(flip * minimize(objective, np.zeros(features.shape[1]), jac=True, method="L-BFGS-B").x)
 
     def decision_function(self, X: Any) -> Array:
-        check_is_fitted(self, "coef_")
-        f = validate_data(self, X, dtype=np.float64, reset=False) @ self.coef_[:, :-1].T + self.coef_[:, -1]
+        f = self._table(X) @ self.coef_[:, :-1].T + self.coef_[:, -1]
         return np.asarray(f[:, 0] if len(self.classes_) == 2 else f)
-
-    def predict(self, X: Any) -> Array:
-        f = self.decision_function(X)
-        return np.asarray(self.classes_[(f > 0).astype(int) if f.ndim == 1 else f.argmax(1)])

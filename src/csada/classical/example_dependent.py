@@ -9,25 +9,25 @@ is not convex: the authors search with a genetic algorithm, we descend by L-BFGS
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from csada.costs import CostMatrix
 from csada.errors import InputError
-from csada.sklearn import Array, Costs, classes_and_costs
+from csada.sklearn import Array, CostClassifier, Costs, classes_and_costs
 
 
-class ExampleDependentLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False, kw_only=True)
+class ExampleDependentLogisticRegression(CostClassifier):
     """costs: of the classes as everywhere, or [N, 2] for `fit`: what predicting each class costs for each sample."""
 
-    def __init__(self, *, alpha: float = 1e-3, costs: Costs = None) -> None:
-        self.alpha = alpha
-        self.costs = costs
+    alpha: float = 1e-3
+    costs: Costs = None
 
     def fit(self, X: Any, y: Any, costs: Costs = None) -> ExampleDependentLogisticRegression:
         if not 0 <= self.alpha < float("inf"):
@@ -64,17 +64,12 @@ class ExampleDependentLogisticRegression(ClassifierMixin, BaseEstimator):  # typ
         return self
 
     def decision_function(self, X: Any) -> Array:
-        check_is_fitted(self, "coef_")
-        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False) @ self.coef_[:-1] + self.coef_[-1])
+        return np.asarray(self._table(X) @ self.coef_[:-1] + self.coef_[-1])
 
     def predict_proba(self, X: Any) -> Array:
         """h as it was fitted: a decision made soft, not a frequency."""
         h = expit(self.decision_function(X))
         return np.column_stack([1 - h, h])
-
-    def predict(self, X: Any) -> Array:
-        second = self.decision_function(X) > 0
-        return np.asarray(self.classes_[second.astype(int)])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

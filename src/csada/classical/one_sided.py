@@ -8,37 +8,28 @@ make the loss smooth for L-BFGS; the authors' support vector machine has the los
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.kernel_approximation import Nystroem
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from csada.errors import InputError
-from csada.sklearn import Array, Costs, classes_and_costs, margins
+from csada.sklearn import Array, CostClassifier, Costs, margins
 
 
-class OneSidedRegressionSVM(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False, kw_only=True)
+class OneSidedRegressionSVM(CostClassifier):
     """kernel: "linear", or "rbf" by Nyström features on up to n_components landmarks; gamma: 1 / features if None."""
 
-    def __init__(
-        self,
-        *,
-        C: float = 1.0,
-        kernel: str = "linear",
-        gamma: float | None = None,
-        n_components: int = 300,
-        costs: Costs = None,
-        random_state: Any = None,
-    ) -> None:
-        self.C = C
-        self.kernel = kernel
-        self.gamma = gamma
-        self.n_components = n_components
-        self.costs = costs
-        self.random_state = random_state
+    C: float = 1.0
+    kernel: str = "linear"
+    gamma: float | None = None
+    n_components: int = 300
+    costs: Costs = None
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any, costs: Costs = None) -> OneSidedRegressionSVM:
         if self.kernel not in ("linear", "rbf"):
@@ -46,7 +37,7 @@ class OneSidedRegressionSVM(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if not 0 < self.C < float("inf"):
             raise InputError(f"C must be a positive number, got {self.C}")
         X, y = validate_data(self, X, y, dtype=np.float64)
-        self.classes_, index, self.costs_ = classes_and_costs(y, self.costs if costs is None else costs)
+        index = self._learn_classes(y, costs)
         self.map_ = None
         if self.kernel == "rbf":
             gamma = 1 / X.shape[1] if self.gamma is None else self.gamma
@@ -69,15 +60,10 @@ class OneSidedRegressionSVM(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def estimated_costs(self, X: Any) -> Array:
         """[N, K]: what each prediction would cost, as estimated."""
-        check_is_fitted(self, "coef_")
-        return np.asarray(self._features(validate_data(self, X, dtype=np.float64, reset=False)) @ self.coef_.T)
+        return np.asarray(self._features(self._table(X)) @ self.coef_.T)
 
     def decision_function(self, X: Any) -> Array:
         return margins(-self.estimated_costs(X))
-
-    def predict(self, X: Any) -> Array:
-        cheapest = self.estimated_costs(X).argmin(1)
-        return np.asarray(self.classes_[cheapest])
 
     def _features(self, X: Array) -> Array:
         mapped = X if self.map_ is None else self.map_.transform(X)

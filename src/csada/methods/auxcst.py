@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from csada.costs import CostMatrix
 from csada.data.batches import batches
 from csada.errors import InputError
-from csada.methods.base import Trainer, at_least_single, cost_rows, first_parameter, linear, own_generator, scores
+from csada.methods.base import Trainer, at_least_single, cost_rows, drawn_linear, first_parameter, own_generator, scores
 from csada.methods.sosr import CostRegressor, sosr_loss, with_estimates
 from csada.models.initial import seeded
 from csada.models.modes import borrowed_eval
@@ -54,7 +54,7 @@ class AuxCST:
             raise InputError(f"alpha must be zero or more, got {self.alpha}")
 
     def prepare(
-        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: Generator | None = None
     ) -> tuple[nn.Module, Any]:
         if isinstance(model, AuxiliaryCosts):
             return model, data
@@ -65,17 +65,11 @@ class AuxCST:
             x = next(batches(data, 2, like.device, dtype=like.dtype).epoch()).x
         with torch.no_grad(), borrowed_eval(regressor), watched(regressor.net, blocks) as seen:
             regressor(x)
-        heads = [linear(seen[name].shape[1], len(self.costs), rng, like) for name in blocks]
+        heads = [drawn_linear(seen[name].shape[1], len(self.costs), rng, like) for name in blocks]
         return AuxiliaryCosts(regressor, blocks, heads), data
 
     def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        self, model: nn.Module, x: Tensor, y: Tensor, *, costs: Tensor | None = None, generator: Generator | None = None
     ) -> Tensor:
         # the wrapper may itself be wrapped, for several devices or for mixed precision
         prepared = next((m for m in model.modules() if isinstance(m, AuxiliaryCosts)), None)

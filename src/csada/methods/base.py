@@ -1,18 +1,20 @@
 """What every method is: a small frozen value that turns a model and a batch into one scalar to descend on.
 
-A new method is one file with one frozen dataclass, and one line in `METHODS`. Methods never inherit from each other.
+A new method is one file with one frozen dataclass, and one line in `METHODS`. Methods never inherit from each other;
+those that are a formula of the logits share `Loss`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
 from csada.costs import CostMatrix
 from csada.data.batches import as_part
@@ -20,9 +22,8 @@ from csada.data.splits import Part, Splits
 from csada.errors import InputError
 from csada.models.modes import logits_of
 
-Trainer = Callable[
-    [nn.Module, Any], nn.Module
-]  # plain cross-entropy training with the caller's settings: (model, data)
+# plain cross-entropy training with the caller's settings: (model, data) -> trained model
+Trainer = Callable[[nn.Module, Any], nn.Module]
 
 
 class Method(Protocol):
@@ -32,22 +33,38 @@ class Method(Protocol):
     def costs(self) -> CostMatrix: ...
 
     def prepare(
-        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: Generator | None = None
     ) -> tuple[nn.Module, Any]:
         """Extra heads, resampling, relabelling; most methods return both as they are."""
         ...
 
     def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        self, model: nn.Module, x: Tensor, y: Tensor, *, costs: Tensor | None = None, generator: Generator | None = None
     ) -> Tensor:
         """One scalar. `costs`, where given, is [N, K]: these samples' own costs instead of the matrix's rows."""
         ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A method that is a formula of the logits and the cost rows: `loss`, which is cross-entropy unless said otherwise."""
+
+    costs: CostMatrix
+
+    def prepare(
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: Generator | None = None
+    ) -> tuple[nn.Module, Any]:
+        return model, data
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, costs: Tensor | None = None, generator: Generator | None = None
+    ) -> Tensor:
+        logits = scores(model, x)
+        return self.loss(logits, y, cost_rows(self.costs, y, costs, logits.dtype))
+
+    def loss(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        """The mean over the samples, given logits and cost rows [N, K]."""
+        return F.cross_entropy(logits, y)
 
 
 def cost_rows(matrix: CostMatrix, y: Tensor, costs: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -93,31 +110,27 @@ def on_train(data: Any, change: Callable[[Part], Part], method: str) -> Any:
     return replace(data, train=change(part)) if isinstance(data, Splits) else change(part)
 
 
-def own_generator(generator: torch.Generator | None, device: torch.device | str | None = None) -> torch.Generator:
+def own_generator(generator: Generator | None, device: torch.device | str | None = None) -> Generator:
     """The generator, or one seeded with 0; on another device, one seeded by a draw from it. Never the global state."""
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = Generator().manual_seed(0) if generator is None else generator
     if device is None or generator.device == torch.device(device):
         return generator
     seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-    return torch.Generator(device).manual_seed(int(seed))
+    return Generator(device).manual_seed(int(seed))
 
 
-def linear(inputs: int, outputs: int, generator: torch.Generator, like: Tensor, gain: float = 1.0) -> nn.Linear:
-    """A Linear with Glorot's uniform weights drawn from the generator, on the device and of the type of `like`."""
-    layer = blank_linear(inputs, outputs, like)
-    bound = gain * math.sqrt(6 / (inputs + outputs))
+def drawn_linear(inputs: int, outputs: int, generator: Generator, like: Tensor, gain: float = 1.0) -> nn.Linear:
+    """A Linear with Glorot's uniform weights."""
+    uniform = torch.rand(outputs, inputs, generator=generator, device=generator.device)
+    return linear((2 * uniform - 1) * (gain * math.sqrt(6 / (inputs + outputs))), like)
+
+
+def linear(weight: Tensor, like: Tensor) -> nn.Linear:
+    """A Linear of these weights, on the device and of the type of `like`; nothing is drawn from the global random state."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta", dtype=like.dtype).to_empty(device=like.device)
     with torch.no_grad():
-        uniform = torch.rand(outputs, inputs, generator=generator, device=generator.device)
-        layer.weight.copy_((2 * uniform - 1) * bound)
+        layer.weight.copy_(weight)
         layer.bias.zero_()
-    return layer
-
-
-def blank_linear(inputs: int, outputs: int, like: Tensor) -> nn.Linear:
-    """A Linear whose values are still to be set: nn.Linear's own would be drawn from the global random state."""
-    layer: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-        nn.Linear, inputs, outputs, device=like.device, dtype=like.dtype
-    )
     return layer
 
 

@@ -7,35 +7,18 @@ costs give plain cross-entropy, and the learning rate keeps its meaning. A sampl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from csada.costs import CostMatrix
-from csada.methods.base import cost_rows, scores
+from csada.methods.base import Loss
 
 
 @dataclass(frozen=True)
-class CostWeighted:
-    costs: CostMatrix
+class CostWeighted(Loss):
     static = True
 
-    def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
-        return model, data
-
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        logits = scores(model, x)
+    def loss(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         # the mean over the classes, not over the batch: a sample's weight must not depend on its neighbours
         scale = float(self.costs.values.sum(1).mean()) or 1.0
-        weights = cost_rows(self.costs, y, costs, logits.dtype).sum(1) / scale
-        return (weights * F.cross_entropy(logits, y, reduction="none")).mean()
+        return (rows.sum(1) / scale * F.cross_entropy(logits, y, reduction="none")).mean()

@@ -3,31 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from csada.costs import CostMatrix
-from csada.methods.base import scores
+from csada.methods.base import Loss
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
-    costs: CostMatrix
+class CrossEntropy(Loss):
     static = True
-
-    def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
-        return model, data
-
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return F.cross_entropy(scores(model, x), y)

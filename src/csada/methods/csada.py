@@ -24,10 +24,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from csada.attacks import Bounds, Forward, ascend, check_settings, pays_to_shrink
+from csada.attacks import Ascent, Bounds, Forward, ascend, pays_to_shrink
 from csada.costs import CostMatrix
 from csada.errors import InputError
 from csada.methods.base import scores
@@ -81,9 +81,10 @@ class CSADA:
     norm: str = "linf"
     step: str = "gradient"
     bounds: Bounds | None = None
+    static = True  # nothing in a step is decided by Python's own state
 
     def __post_init__(self) -> None:
-        check_settings(self.epsilon, self.step_size, self.steps, self.norm, self.step)
+        Ascent.of(self)  # refuses bad settings
         self.costs.weights(self.tau)  # refuses a bad tau
         if self.estimator not in ESTIMATORS:
             raise InputError(f"unknown estimator {self.estimator!r}; known: {', '.join(ESTIMATORS)}")
@@ -91,8 +92,6 @@ class CSADA:
             raise InputError(f"weight (lambda) must be zero or more, got {self.weight}")
         if self.tasks < 1:
             raise InputError(f"tasks must be at least 1, got {self.tasks}")
-
-    static = True  # nothing in a step is decided by Python's own state
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return model, data
@@ -104,7 +103,7 @@ class CSADA:
         y: Tensor,
         *,
         costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         capacity: int | None = None,
     ) -> Tensor:
         if costs is not None:
@@ -125,7 +124,7 @@ class CSADA:
         largest = int(((y == y[:, None]).sum(1) * drawable).max())
         return min(rounded_up(largest), len(y))
 
-    def draw(self, y: Tensor, generator: torch.Generator | None = None, capacity: int | None = None) -> Tasks | None:
+    def draw(self, y: Tensor, generator: Generator | None = None, capacity: int | None = None) -> Tasks | None:
         """This batch's tasks; None when nothing in it has weight.
 
         With `capacity`, as given by the method of that name, their number is fixed and nothing waits for the device.
@@ -159,10 +158,8 @@ class CSADA:
         attacked = self.attacked(model, x[index], y[index], target, static)
         if mixed:
             # batch norm in training mode must not mix the statistics of the two kinds
-            clean, adversarial = (
-                scores(model, x),
-                scores(model, attacked) if len(index) else x.new_zeros(0, len(self.costs)),
-            )
+            clean = scores(model, x)
+            adversarial = scores(model, attacked) if len(index) else x.new_zeros(0, len(self.costs))
         else:
             clean, adversarial = scores(model, torch.cat([x, attacked])).tensor_split([len(x)])
         natural = F.cross_entropy(clean, y, reduction="none")
@@ -175,20 +172,9 @@ class CSADA:
         """Algorithm 1 on a batch, with the model as it is now; `static`: on a GPU, without ever waiting for it."""
         if len(x) == 0:
             return x
+        shrink = pays_to_shrink(x, self.steps) and (x.is_cpu or not static)
         with borrowed_eval(model):
-            return ascend(
-                attack_view(model, x),
-                x,
-                y,
-                target,
-                self.epsilon,
-                self.step_size,
-                self.steps,
-                self.norm,
-                self.step,
-                self.bounds,
-                shrink=pays_to_shrink(x, self.steps) and (x.is_cpu or not static),
-            ).adversarial
+            return ascend(attack_view(model, x), x, y, target, Ascent.of(self), shrink=shrink).adversarial
 
 
 def attack_view(model: nn.Module, x: Tensor) -> Forward:
@@ -246,9 +232,7 @@ def rounded_up(n: int) -> int:
     return size
 
 
-def drawn_tasks(
-    y: Tensor, weights: PairWeights, tasks: int, estimator: str, generator: torch.Generator | None
-) -> Tasks:
+def drawn_tasks(y: Tensor, weights: PairWeights, tasks: int, estimator: str, generator: Generator | None) -> Tasks:
     """`tasks` pairs (sample, target) with probability proportional to c~(y_i, z): the sample first, then its target."""
     mass = weights.mass[y]
     sample = sample_cdf(mass.cumsum(0), (tasks,), generator)
@@ -257,7 +241,7 @@ def drawn_tasks(
     return Tasks(sample, target, (scale / tasks).expand(tasks), static=True)
 
 
-def sample_cdf(cdf: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+def sample_cdf(cdf: Tensor, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
     """Indices drawn in proportion to the steps of a cumulative sum along its last axis; one of weight zero never comes."""
     total = cdf[..., -1:]
     u = torch.rand(shape, dtype=cdf.dtype, device=cdf.device, generator=generator) * total

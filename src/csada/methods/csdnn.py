@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from csada.costs import CostMatrix
 from csada.data.batches import batches
 from csada.errors import InputError
-from csada.methods.base import Trainer, cost_rows, first_parameter, linear, own_generator, scores
+from csada.methods.base import Loss, Trainer, cost_rows, drawn_linear, first_parameter, own_generator
 from csada.methods.sosr import sosr_loss
 from csada.models.initial import seeded
 
@@ -40,10 +39,9 @@ class SigmoidNet(nn.Sequential):
 
 
 @dataclass(frozen=True)
-class CSDNN:
+class CSDNN(Loss):
     """hidden: the widths of the sigmoid layers. beta: 0 pre-trains plain auto-encoders, 1 cost estimators alone."""
 
-    costs: CostMatrix
     hidden: tuple[int, ...] = (64, 64)
     beta: float = 0.25
     pretrain_epochs: int = 10
@@ -57,7 +55,7 @@ class CSDNN:
             raise InputError(f"beta must lie between 0 and 1, got {self.beta}")
 
     def prepare(
-        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: Generator | None = None
     ) -> tuple[nn.Module, Any]:
         if isinstance(model, SigmoidNet):
             return model, data
@@ -69,8 +67,8 @@ class CSDNN:
             width = next(source.epoch()).x[0].numel()
             net = SigmoidNet(OrderedDict(flatten=nn.Flatten()))
             for i, hidden in enumerate(self.hidden, start=1):
-                layer = linear(width, hidden, rng, like, SIGMOID_GAIN)
-                estimates = linear(hidden, len(self.costs), rng, like)
+                layer = drawn_linear(width, hidden, rng, like, SIGMOID_GAIN)
+                estimates = drawn_linear(hidden, len(self.costs), rng, like)
                 back = torch.zeros(width, device=like.device, dtype=like.dtype, requires_grad=True)
                 optimizer = torch.optim.Adam([*layer.parameters(), back, *estimates.parameters()], lr=self.pretrain_lr)
                 for _ in range(self.pretrain_epochs):
@@ -98,14 +96,5 @@ class CSDNN:
         reconstruction = (x - F.linear(h, layer.weight.t(), back)).square().sum(1).mean() / 2
         return (1 - self.beta) * reconstruction + self.beta * sosr_loss(estimates(h), y, rows)
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        r = -scores(model, x)
-        return sosr_loss(r, y, cost_rows(self.costs, y, costs, r.dtype))
+    def loss(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        return sosr_loss(-logits, y, rows)

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from csada.costs import CostMatrix
-from csada.methods.base import cost_rows, scores
+from csada.methods.base import Loss
 
 
 @dataclass(frozen=True)
-class ExpectedCost:
-    costs: CostMatrix
+class ExpectedCost(Loss):
     static = True
 
-    def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
-        return model, data
-
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        logits = scores(model, x)
-        rows = cost_rows(self.costs, y, costs, logits.dtype)
+    def loss(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         return (rows * logits.softmax(1)).sum(1).mean()

@@ -10,27 +10,29 @@ costs, so the relabelled part has no cost rows. The original bags 50 trees; ten 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
 
 from csada.costs import CostMatrix
 from csada.data.batches import batches
 from csada.data.splits import Part
 from csada.decisions import as_array, decide
 from csada.errors import InputError
-from csada.methods.base import Trainer, first_parameter, on_train, own_generator, scores
+from csada.methods.base import Loss, Trainer, first_parameter, on_train, own_generator, scores
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class MetaCost:
+class MetaCost(Loss):
     """out_of_bag: judge a sample only by members that were not trained on it (by all where there is none)."""
 
-    costs: CostMatrix
     bags: int = 10
     out_of_bag: bool = False
     static = True
@@ -40,7 +42,7 @@ class MetaCost:
             raise InputError(f"bags must be at least 1, got {self.bags}")
 
     def prepare(
-        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: Generator | None = None
     ) -> tuple[nn.Module, Any]:
         if train is None:
             raise InputError(
@@ -54,34 +56,26 @@ class MetaCost:
 
         return model, on_train(data, relabel, "metacost")
 
-    def probabilities(self, model: nn.Module, part: Part, train: Trainer, rng: torch.Generator) -> Tensor:
+    def probabilities(self, model: nn.Module, part: Part, train: Trainer, rng: Generator) -> Tensor:
         """[N, K]: the ensemble's mean softmax for every sample."""
-        n = len(part)
-        total = torch.zeros(n, len(self.costs), dtype=torch.float64)
-        total_unseen = total.clone()
-        members_unseen = torch.zeros(n, 1, dtype=torch.float64)
-        for _ in range(self.bags):
-            bag = torch.randint(n, (n,), generator=rng, device=rng.device).cpu()
-            member = predict(train(copy.deepcopy(model), part.take(bag)), part)
-            unseen = torch.ones(n, 1, dtype=torch.float64)
-            unseen[bag] = 0
-            total, total_unseen = total + member, total_unseen + unseen * member
-            members_unseen += unseen
-        mean = total / self.bags
-        if not self.out_of_bag:
-            return mean
-        return torch.where(members_unseen > 0, total_unseen / members_unseen.clamp_min(1), mean)
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return F.cross_entropy(scores(model, x), y)
+        def member() -> tuple[Array, Array]:
+            bag = torch.randint(len(part), (len(part),), generator=rng, device=rng.device).cpu()
+            return bag.numpy(), predict(train(copy.deepcopy(model), part.take(bag)), part).numpy()
+
+        return torch.from_numpy(bagged((member() for _ in range(self.bags)), self.out_of_bag))
+
+
+def bagged(members: Iterable[tuple[Array, Array]], out_of_bag: bool) -> Array:
+    """[N, K]: the mean probabilities of all members, each given as (its training rows, its probabilities [N, K])."""
+    total = unseen_total = unseen_members = np.zeros((1, 1))
+    count = 0
+    for bag, p in members:
+        unseen = np.bincount(bag, minlength=len(p))[:, None] == 0
+        total, unseen_total, unseen_members = total + p, unseen_total + unseen * p, unseen_members + unseen
+        count += 1
+    mean = total / count
+    return np.where(unseen_members > 0, unseen_total / np.maximum(unseen_members, 1), mean) if out_of_bag else mean
 
 
 @torch.no_grad()

@@ -7,32 +7,15 @@ expensive classes be unlikely, never that the truth be likely, so it makes sense
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from csada.costs import CostMatrix
-from csada.methods.base import cost_rows, log_one_minus_p, scores
+from csada.methods.base import Loss, log_one_minus_p
 
 
 @dataclass(frozen=True)
-class Penalty:
-    costs: CostMatrix
+class Penalty(Loss):
     static = True
 
-    def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
-        return model, data
-
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        logits = scores(model, x)
-        rows = cost_rows(self.costs, y, costs, logits.dtype)
+    def loss(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         return -(rows * log_one_minus_p(logits)).sum(1).mean()

@@ -10,24 +10,21 @@ without a target.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from csada.attacks import DIRECTIONS, PROJECTIONS, Bounds, check_settings
-from csada.costs import CostMatrix
+from csada.attacks import PROJECTIONS, Ascent, Bounds
 from csada.errors import InputError
-from csada.methods.base import scores
+from csada.methods.base import Loss, scores
 from csada.models.modes import borrowed_eval
 
 
 @dataclass(frozen=True)
-class PGDTraining:
+class PGDTraining(Loss):
     """`weight` is lambda. The defaults suit inputs of unit variance: epsilon is about 8/255 of CIFAR's pixel range."""
 
-    costs: CostMatrix
     weight: float = 1.0
     epsilon: float = 0.125
     step_size: float = 0.03
@@ -39,48 +36,34 @@ class PGDTraining:
     static = True
 
     def __post_init__(self) -> None:
-        check_settings(self.epsilon, self.step_size, self.steps, self.norm, self.step)
+        Ascent.of(self)  # refuses bad settings
         if not 0 <= self.weight < float("inf"):
             raise InputError(f"weight (lambda) must be zero or more, got {self.weight}")
 
-    def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
-        return model, data
-
     def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        self, model: nn.Module, x: Tensor, y: Tensor, *, costs: Tensor | None = None, generator: Generator | None = None
     ) -> Tensor:
         adversarial = self.attacked(model, x, y, generator)
         # two passes: batch norm in training mode must not mix the statistics of the two kinds
         natural, penalty = (F.cross_entropy(scores(model, points), y) for points in (x, adversarial))
         return natural + self.weight * penalty
 
-    def attacked(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def attacked(self, model: nn.Module, x: Tensor, y: Tensor, generator: Generator | None = None) -> Tensor:
         """K forward and K backward passes with the model as it is now; no parameter's gradient is touched."""
-        project, direction = PROJECTIONS[self.norm], DIRECTIONS[self.step]
-        bounds = self.bounds
-
-        def placed(delta: Tensor) -> Tensor:
-            return x + delta if bounds is None else (x + delta).clamp_min(bounds[0]).clamp_max(bounds[1])
-
-        x = x.detach()
+        how, x = Ascent.of(self), x.detach()
         delta = torch.zeros_like(x)
         if self.random_start:
             if generator is None:
                 raise InputError("random_start draws at random and needs a generator; pass generator=")
-            delta = project(delta.uniform_(-self.epsilon, self.epsilon, generator=generator), self.epsilon)
+            delta.uniform_(-self.epsilon, self.epsilon, generator=generator)
+            delta = PROJECTIONS[self.norm](delta, self.epsilon)
         with borrowed_eval(model):
             for _ in range(self.steps):
-                point = placed(delta).requires_grad_()
+                point = how.placed(x, delta).requires_grad_()
                 with torch.enable_grad():
                     # the sum over samples, not the mean: a sample's gradient must not depend on its batch
                     loss = F.cross_entropy(scores(model, point), y, reduction="sum")
                 (gradient,) = torch.autograd.grad(loss, point)
                 # from where the sample really is: what the bounds cut off is no part of delta
-                delta = project(point.detach() - x + self.step_size * direction(gradient), self.epsilon)
-        return placed(delta)
+                delta = how.moved(point.detach() - x, gradient)
+        return how.placed(x, delta)

@@ -20,115 +20,71 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Generator, Tensor, nn
 
 from csada.costs import CostMatrix
 from csada.data.splits import Part
-from csada.methods.base import Trainer, cost_rows, on_train, own_generator, scores
+from csada.methods.base import Loss, Trainer, cost_rows, on_train, own_generator
 
 GROWTH = 10  # times the size of the training set
 
 
 @dataclass(frozen=True)
-class Oversampling:
-    costs: CostMatrix
-    static = True
+class Resampling(Loss):
+    """The training part becomes the rows of it that a method draws."""
 
     def prepare(
-        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
+        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: Generator | None = None
     ) -> tuple[nn.Module, Any]:
         rng = own_generator(generator)
+        return model, on_train(data, lambda part: part.take(self.rows(part, rng)), type(self).__name__.lower())
 
-        def grow(part: Part) -> Part:
-            wanted, counts = proportional_counts(part, self.costs, largest=False)
-            gained = wanted - counts
-            room = (GROWTH - 1) * len(part)
-            chosen = [torch.arange(len(part))]
-            for k, extra in enumerate((gained * min(1.0, room / max(float(gained.sum()), 1.0))).long().tolist()):
-                if extra > 0:
-                    members = (part.y.cpu() == k).nonzero()[:, 0]
-                    draw = torch.randint(len(members), (extra,), generator=rng, device=rng.device)
-                    chosen.append(members[draw.cpu()])
-            return part.take(torch.cat(chosen).sort().values)
-
-        return model, on_train(data, grow, "oversampling")
-
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return F.cross_entropy(scores(model, x), y)
+    def rows(self, part: Part, rng: Generator) -> Tensor:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Undersampling:
-    costs: CostMatrix
+class Oversampling(Resampling):
     static = True
 
-    def prepare(
-        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
-    ) -> tuple[nn.Module, Any]:
-        rng = own_generator(generator)
-
-        def shrink(part: Part) -> Part:
-            wanted = proportional_counts(part, self.costs, largest=True)[0].long()
-            shuffled = torch.randperm(len(part), generator=rng, device=rng.device).cpu()
-            labels = part.y.cpu()[shuffled]
-            chosen = [shuffled[labels == k][:count] for k, count in enumerate(wanted.tolist())]
-            return part.take(torch.cat(chosen).sort().values)
-
-        return model, on_train(data, shrink, "undersampling")
-
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return F.cross_entropy(scores(model, x), y)
+    def rows(self, part: Part, rng: Generator) -> Tensor:
+        wanted, counts = proportional_counts(part, self.costs, largest=False)
+        gained = wanted - counts
+        room = (GROWTH - 1) * len(part)
+        chosen = [torch.arange(len(part))]
+        for k, extra in enumerate((gained * min(1.0, room / max(float(gained.sum()), 1.0))).long().tolist()):
+            if extra > 0:
+                members = (part.y.cpu() == k).nonzero()[:, 0]
+                draw = torch.randint(len(members), (extra,), generator=rng, device=rng.device)
+                chosen.append(members[draw.cpu()])
+        return torch.cat(chosen).sort().values
 
 
 @dataclass(frozen=True)
-class Costing:
-    costs: CostMatrix
+class Undersampling(Resampling):
     static = True
 
-    def prepare(
-        self, model: nn.Module, data: Any, *, train: Trainer | None = None, generator: torch.Generator | None = None
-    ) -> tuple[nn.Module, Any]:
-        rng = own_generator(generator)
+    def rows(self, part: Part, rng: Generator) -> Tensor:
+        wanted = proportional_counts(part, self.costs, largest=True)[0].long()
+        shuffled = torch.randperm(len(part), generator=rng, device=rng.device).cpu()
+        labels = part.y.cpu()[shuffled]
+        chosen = [shuffled[labels == k][:count] for k, count in enumerate(wanted.tolist())]
+        return torch.cat(chosen).sort().values
 
-        def reject(part: Part) -> Part:
-            cost, labels = sample_costs(part, self.costs), part.y.cpu()
-            luck = torch.rand(len(part), generator=rng, device=rng.device, dtype=torch.float64).cpu()
-            missed_by = luck * cost.max() - cost
-            kept = (missed_by < 0) | (cost.max() == 0)
-            for k in set(labels.tolist()):
-                members = (labels == k).nonzero()[:, 0]
-                kept[members[missed_by[members].argmin()]] = True  # the nearest one, where all would be rejected
-            return part.take(kept.nonzero()[:, 0])
 
-        return model, on_train(data, reject, "costing")
+@dataclass(frozen=True)
+class Costing(Resampling):
+    static = True
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return F.cross_entropy(scores(model, x), y)
+    def rows(self, part: Part, rng: Generator) -> Tensor:
+        cost, labels = sample_costs(part, self.costs), part.y.cpu()
+        luck = torch.rand(len(part), generator=rng, device=rng.device, dtype=torch.float64).cpu()
+        missed_by = luck * cost.max() - cost
+        kept = (missed_by < 0) | (cost.max() == 0)
+        for k in set(labels.tolist()):
+            members = (labels == k).nonzero()[:, 0]
+            kept[members[missed_by[members].argmin()]] = True  # the nearest one, where all would be rejected
+        return kept.nonzero()[:, 0]
 
 
 def sample_costs(part: Part, costs: CostMatrix) -> Tensor:
@@ -144,9 +100,7 @@ def proportional_counts(part: Part, costs: CostMatrix, *, largest: bool) -> tupl
     """
     labels = part.y.cpu()
     counts = torch.bincount(labels, minlength=len(costs))
-    cost = torch.zeros(len(counts), dtype=torch.float64).index_add(
-        0, labels, sample_costs(part, costs)
-    ) / counts.clamp_min(1)
+    cost = torch.bincount(labels, sample_costs(part, costs), len(costs)) / counts.clamp_min(1)
     density = cost / counts  # a class without samples: infinite or NaN, and never the base
     candidates = density[(counts > 0) & (cost > 0)]
     if len(candidates) == 0:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from csada.costs import CostMatrix
-from csada.methods.base import blank_linear, cost_rows, first_parameter, scores
+from csada.methods.base import Loss, first_parameter, linear
 from csada.models.modes import logits_of
 
 
@@ -36,24 +35,14 @@ class CostRegressor(nn.Module):
 
 
 @dataclass(frozen=True)
-class SOSR:
-    costs: CostMatrix
+class SOSR(Loss):
     static = True
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
         return with_estimates(model, len(self.costs)), data
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        costs: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        r = -scores(model, x)
-        return sosr_loss(r, y, cost_rows(self.costs, y, costs, r.dtype))
+    def loss(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        return sosr_loss(-logits, y, rows)
 
 
 def with_estimates(model: nn.Module, classes: int) -> CostRegressor:
@@ -64,12 +53,7 @@ def with_estimates(model: nn.Module, classes: int) -> CostRegressor:
     """
     if isinstance(model, CostRegressor):
         return model
-    like = first_parameter(model)
-    layer = blank_linear(classes, classes, like)
-    with torch.no_grad():
-        layer.weight.copy_(-torch.eye(classes))
-        layer.bias.zero_()
-    return CostRegressor(model, layer)
+    return CostRegressor(model, linear(-torch.eye(classes), first_parameter(model)))
 
 
 def sosr_loss(r: Tensor, y: Tensor, rows: Tensor) -> Tensor:

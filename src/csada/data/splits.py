@@ -17,6 +17,8 @@ from torch import Tensor
 from csada.data.augment import Augmentation, Normalization
 from csada.errors import InputError
 
+PARTS = ("train", "validation", "test")
+
 
 class Batch(NamedTuple):
     """What a model and a method take: inputs, labels and, where costs differ from sample to sample, their cost rows."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import tarfile
 from collections.abc import Iterator
 from functools import partial
@@ -26,7 +25,7 @@ from csada.data.fetch import Progress, missing, places
 from csada.data.pickled import Built, Call, Name, read
 from csada.data.splits import Part, Splits, hold_out, scaled
 from csada.errors import InputError
-from csada.files import read_bytes
+from csada.files import StrPath, read_bytes
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), scale=255)
@@ -42,7 +41,7 @@ Labelled = tuple[Tensor, Tensor]
 
 
 def load(
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     scale: float = 1.0,
     seed: int = 0,
     validation: float = 5000,
@@ -61,7 +60,7 @@ def load(
     return scaled(Splits(kept, held_out, Part(*test, NORMALIZATION), CLASSES, name), scale, seed)
 
 
-def _find(data_dir: str | os.PathLike[str] | None) -> Path:
+def _find(data_dir: StrPath | None) -> Path:
     for folder in (place / inner for place in places(data_dir) for inner in ("", "cifar10")):
         if (folder / TEST[0]).is_file():
             return folder

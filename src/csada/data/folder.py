@@ -35,7 +35,7 @@ from csada.data.splits import (
     unrepresented,
 )
 from csada.errors import InputError
-from csada.files import regular
+from csada.files import StrPath, regular
 from csada.pixels import SUFFIXES, opened
 
 VALIDATION = ("valid", "validation", "val", "dev")
@@ -53,7 +53,7 @@ class Listing:
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: StrPath,
     scale: float = 1.0,
     seed: int = 0,
     size: int = 224,
@@ -112,14 +112,14 @@ def load(
     return Splits(train, validated, test, classes, name, skipped=decoded.skipped, warnings=warnings)
 
 
-def counts(path: str | os.PathLike[str], seed: int = 0, validation: float = 0.1) -> dict[str, dict[str, int]]:
+def counts(path: StrPath, seed: int = 0, validation: float = 0.1) -> dict[str, dict[str, int]]:
     """Part -> class -> samples, in the parts that `load` makes, without decoding an image."""
     parts = listed(Path(path), validation, seed).parts
     none = dict.fromkeys(_checked_classes(Path(path), parts), 0)
     return {part: none | Counter(map(_class_of, paths)) for part, paths in parts.items()}
 
 
-def shorter_side(path: str | os.PathLike[str], sample: int = 25) -> int:
+def shorter_side(path: StrPath, sample: int = 25) -> int:
     """The median over some of the images, in pixels; only their headers are read."""
     paths = _images_by_class(Path(path), "train" if (Path(path) / "train").is_dir() else "")
     sides = []
@@ -130,7 +130,7 @@ def shorter_side(path: str | os.PathLike[str], sample: int = 25) -> int:
     return int(np.median(sides or [224]))
 
 
-def save(splits: Splits, path: str | os.PathLike[str], on_progress: Progress | None = None) -> Path:
+def save(splits: Splits, path: StrPath, on_progress: Progress | None = None) -> Path:
     """The images as PNG files, train, valid and test folders of class folders: what `load` reads. Whole, or not at all."""
     target = Path(path)
     if splits.train.x.ndim != 4 or splits.train.x.dtype != torch.uint8:

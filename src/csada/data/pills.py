@@ -8,7 +8,6 @@ Shape, colour, imprint, size and numbers of images are the paper's; score lines,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -26,6 +25,7 @@ from csada.data.fetch import Progress
 from csada.data.pmi import AUGMENTATION, CLASSES, PRODUCTS, Product
 from csada.data.splits import PARTS, Part, Splits, check_scale
 from csada.errors import InputError
+from csada.files import StrPath
 
 RENDERER = 1  # part of every cache key: raise it when a picture changes
 
@@ -80,7 +80,7 @@ class Conditions:
 
 
 def load(
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     scale: float = 1.0,
     seed: int = 0,
     size: int = 224,

@@ -6,7 +6,6 @@ mirror on the Hugging Face hub. As in the paper: the middle square, 224 pixels, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from csada.data.cache import Decoded, Encoded, decode, decode_files, stamp
 from csada.data.fetch import Progress, places
 from csada.data.splits import PARTS, Part, Splits, scaled
 from csada.errors import InputError
+from csada.files import StrPath
 from csada.pixels import SUFFIXES
 from csada.rows import read_rows
 
@@ -63,7 +63,7 @@ def pmi_costs() -> CostMatrix:
 
 
 def load(
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     scale: float = 1.0,
     seed: int = 0,
     source: str = "folder",
@@ -104,7 +104,7 @@ def _part(decoded: Decoded, part: str, where: Path) -> Part:
 # -- the public release ----------------------------------------------------------------------------
 
 
-def _release(data_dir: str | os.PathLike[str] | None) -> Path:
+def _release(data_dir: StrPath | None) -> Path:
     for place in places(data_dir):
         for root in (place, place / "NLM20", place / "pmi", place / "pmi" / "NLM20"):
             if any((root / "train" / ndc).is_dir() for ndc in CLASSES):
@@ -137,7 +137,7 @@ def _known(ndc: str, where: Path) -> str:
 # -- the mirror ------------------------------------------------------------------------------------
 
 
-def _parquet_files(data_dir: str | os.PathLike[str] | None) -> list[Path]:
+def _parquet_files(data_dir: StrPath | None) -> list[Path]:
     for folder in places(data_dir):
         for inner in (folder, folder / "data", folder / "pmi"):
             if found := sorted(inner.glob("train*.parquet")):

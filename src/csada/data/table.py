@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from csada.costs import did_you_mean
 from csada.data.augment import Normalization
 from csada.data.splits import PARTS, Part, Splits, by_content, content_ids, repeated, scaled, unrepresented
 from csada.errors import InputError
+from csada.files import StrPath
 from csada.rows import number, read_rows
 
 INDEX = ("", "Unnamed: 0")  # how pandas writes its index, and how it names one that it has read
 
 
-def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
+def load(path: StrPath, scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
     """60 % / 20 % / 20 %. `label` names the label's column; it is the last one unless told.
 
     A row's own numbers decide its part, so other rows, other labels or another order of the columns never move it.

@@ -16,7 +16,6 @@ from csada.metrics import (
     PairError,
     accuracy,
     at_most,
-    bootstrap,
     confusion_counts,
     exact_bounds,
     mean_cost,
@@ -92,7 +91,7 @@ def test_the_bootstrap_of_counts_is_that_of_samples(statistic):
         i = rng.integers(len(truth), size=len(truth))
         values.append(getattr(Evaluation.of(truth[i], predicted[i], costs), statistic))
     expected = np.quantile(values, [0.025, 0.975])
-    found = bootstrap(confusion_counts(truth, predicted, 4), costs, statistic, draws=4000)
+    found = Evaluation.of(truth, predicted, costs).interval(statistic, draws=4000)
     assert found == pytest.approx(expected, abs=0.15 * (expected[1] - expected[0]))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from csada.errors import InputError
-from csada.files import whole
+from csada.files import StrPath, whole
 
 Pair = tuple[int, int]
 ClassLike = int | str
@@ -111,7 +110,7 @@ class CostMatrix:
         return cls(scale * draws * _off_diagonal(n, 1.0))
 
     @classmethod
-    def from_csv(cls, path: str | os.PathLike[str]) -> CostMatrix:
+    def from_csv(cls, path: StrPath) -> CostMatrix:
         """A table or a list by class name; the header tells which. # starts a comment, semicolons separate as well.
 
         A table names the predicted classes in its header and the true ones in its first column. A list has the header
@@ -135,7 +134,7 @@ class CostMatrix:
             raise InputError(f"no preset {name!r}{did_you_mean(name, presets)}")
         return cls.from_csv(presets[name])
 
-    def to_csv(self, path: str | os.PathLike[str], *, as_list: bool = False, comment: str = "") -> None:
+    def to_csv(self, path: StrPath, *, as_list: bool = False, comment: str = "") -> None:
         """Written under a temporary name and renamed, so that the file is never half written.
 
         as_list: instead of a square table, one line for every mistake whose cost differs from the usual one.

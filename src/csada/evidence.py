@@ -20,7 +20,7 @@ from csada.errors import InputError
 from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 
 INTERPOLATES = 0.01  # training loss without augmentation below which a model counts as fitting its data
-PARTS = ("validation", "test")
+HELD_OUT = ("validation", "test")
 ROWS = {
     "before": "the model as it was",
     "before + rule": "the model as it was, with the decision rule",
@@ -120,7 +120,7 @@ class Evidence:
         if not self.arrays:
             return
         k = len(self.classes)
-        for part in PARTS:
+        for part in HELD_OUT:
             n = len(self._array(f"{part}_labels", (None,), "i"))
             for side in self.rules:
                 self._array(f"{side}_{part}", (n, k), "f")

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+StrPath = str | os.PathLike[str]
+
 
 @contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole(path: StrPath) -> Iterator[Path]:
     """A temporary name beside `path` to write under: it takes its real name if all goes well, and is removed if not."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,13 +27,13 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_text(path: str | os.PathLike[str], text: str, errors: str = "strict") -> Path:
+def write_text(path: StrPath, text: str, errors: str = "strict") -> Path:
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8", errors=errors)
     return Path(path)
 
 
-def regular(path: str | os.PathLike[str], largest: float = math.inf) -> Path:
+def regular(path: StrPath, largest: float = math.inf) -> Path:
     """The path of a plain file. OSError for a pipe or a device, which may never end, and for more than `largest` bytes."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
@@ -41,5 +43,5 @@ def regular(path: str | os.PathLike[str], largest: float = math.inf) -> Path:
     return Path(path)
 
 
-def read_bytes(path: str | os.PathLike[str], largest: int = 1 << 30) -> bytes:
+def read_bytes(path: StrPath, largest: int = 1 << 30) -> bytes:
     return regular(path, largest).read_bytes()

@@ -54,7 +54,7 @@ def check_table(values: ArrayLike, what: str, shape: tuple[int, int] | None = No
     """Costs with one row per sample and one column per class: finite and zero or more."""
     table = np.array(values, dtype=np.float64)
     if table.ndim != 2 or (shape is not None and table.shape != shape):
-        needed = "(samples, classes)" if shape is None else f"{shape}"
+        needed = shape or "(samples, classes)"
         raise InputError(
             f"{what} have shape {table.shape}; {needed} is needed: one row per sample, one column per class"
         )
@@ -119,42 +119,10 @@ def mean_interval(values: ArrayLike, confidence: float = 0.95) -> Mean:
     return Mean(float(array.mean()), float(student_t.ppf((1 + confidence) / 2, len(array) - 1) * spread))
 
 
-def bootstrap(
-    confusion: Counts,
-    costs: CostMatrix,
-    statistic: str,
-    confidence: float = 0.95,
-    draws: int = 2000,
-    seed: int = 0,
-    *,
-    referred: int = 0,
-    referral_cost: float = 0.0,
-) -> Interval:
-    """Percentile bootstrap over the test samples: a two-sided interval.
-
-    A statistic of the counts sees a sample only through its cell (referred cases are one more), so drawing samples
-    again is drawing the table from a multinomial: the samples themselves are not needed.
-    """
-    check_statistic(statistic)
-    counts = np.append(confusion, referred)
-    n = int(counts.sum())
-    if n == 0:
-        return Interval(float("nan"), float("nan"))
-    cells = np.flatnonzero(counts)
-    tables = np.random.default_rng(seed).multinomial(n, counts[cells] / n, size=draws)
-    if statistic == "accuracy":
-        automatic = tables @ np.append(np.ones(confusion.size), 0.0)[cells]
-        values = tables @ np.append(np.eye(len(confusion)), 0.0)[cells] / np.maximum(automatic, 1)
-    else:
-        values = tables @ np.append(costs.values, referral_cost)[cells]
-        values = values if statistic == "total_cost" else values / n
-    return _percentiles(values, confidence)
-
-
 def bootstrap_paid(
     paid: NDArray[np.float64], statistic: str, confidence: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> Interval:
-    """The same for samples that each paid their own cost: these are drawn again."""
+    """Percentile bootstrap over samples that each paid their own cost: a two-sided interval."""
     check_statistic(statistic)
     if len(paid) == 0:
         return Interval(float("nan"), float("nan"))
@@ -207,11 +175,8 @@ class PairError(NamedTuple):
     def __str__(self) -> str:
         if not self.samples:
             return f"{self.truth} -> {self.predicted}: no samples of {self.truth}"
-        bound = at_most(self.errors, self.samples)
-        return (
-            f"{self.truth} -> {self.predicted}: {self.errors} of {self.samples} ({100 * self.rate:.2f} %), "
-            f"at most {100 * bound:.1f} % (one-sided 95 %)"
-        )
+        rate, bound = f"{100 * self.rate:.2f} %", f"{100 * at_most(self.errors, self.samples):.1f} % (one-sided 95 %)"
+        return f"{self.truth} -> {self.predicted}: {self.errors} of {self.samples} ({rate}), at most {bound}"
 
 
 @dataclass(frozen=True)
@@ -316,19 +281,26 @@ class Evaluation:
         return [self.pair_error(int(i // len(table)), int(i % len(table))) for i in order if table.ravel()[i] > 0]
 
     def interval(self, statistic: str, confidence: float = 0.95, *, draws: int = 2000, seed: int = 0) -> Interval:
-        """Two-sided bootstrap interval over the test samples for accuracy, mean_cost or total_cost."""
+        """Two-sided percentile bootstrap over the test samples for accuracy, mean_cost or total_cost.
+
+        A statistic of the counts sees a sample only through its cell (referred cases are one more), so drawing samples
+        again is drawing the table from a multinomial: the samples themselves are not needed.
+        """
         if self.paid is not None and statistic != "accuracy":
             return bootstrap_paid(self.paid.by_sample, statistic, confidence, draws, seed)
-        return bootstrap(
-            self.confusion,
-            self.costs,
-            statistic,
-            confidence,
-            draws,
-            seed,
-            referred=self.referred,
-            referral_cost=self.referral_cost,
-        )
+        check_statistic(statistic)
+        counts, n = np.append(self.confusion, self.referred), self.samples
+        if n == 0:
+            return Interval(float("nan"), float("nan"))
+        cells = np.flatnonzero(counts)
+        tables = np.random.default_rng(seed).multinomial(n, counts[cells] / n, size=draws)
+        if statistic == "accuracy":
+            automatic = tables @ np.append(np.ones(self.confusion.size), 0.0)[cells]
+            values = tables @ np.append(np.eye(len(self.confusion)), 0.0)[cells] / np.maximum(automatic, 1)
+        else:
+            values = tables @ np.append(self.costs.values, self.referral_cost)[cells]
+            values = values if statistic == "total_cost" else values / n
+        return _percentiles(values, confidence)
 
     def __str__(self) -> str:
         low, high = self.interval("mean_cost")

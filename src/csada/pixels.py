@@ -6,7 +6,6 @@ Needs Pillow and NumPy alone: a machine that only predicts has no PyTorch.
 from __future__ import annotations
 
 import io
-import os
 from contextlib import suppress
 from typing import IO
 
@@ -16,6 +15,7 @@ from PIL import ExifTags, Image
 from PIL.Image import Transpose
 
 from csada.errors import InputError
+from csada.files import StrPath
 
 PIXELS, SIDE = 178_956_970, 65_535  # the most that are decoded: Pillow's own limit, and JPEG's
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # those whose header tells the size that is decoded
@@ -32,7 +32,7 @@ TURNS = {  # what makes a picture upright, by the orientation that its camera no
 }
 
 
-def opened(source: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
+def opened(source: StrPath | IO[bytes]) -> Image.Image:
     """The image, of which only the header is read; one that is too large to decode is refused."""
     try:
         image = Image.open(source, formats=FORMATS)

@@ -11,8 +11,9 @@ from typing import Any
 from csada.costs import did_you_mean
 from csada.data.augment import Augmentation, Normalization
 from csada.data.fetch import Progress
-from csada.data.splits import Batch, Ids, Part, Splits, seen, stratified
+from csada.data.splits import PARTS, Batch, Ids, Part, Splits, seen, stratified
 from csada.errors import InputError
+from csada.files import StrPath
 from csada.pixels import SUFFIXES
 
 __all__ = [
@@ -45,8 +46,8 @@ BUILTIN = "builtin:"  # before a name of SOURCES: that one, whatever folders the
 
 
 def load(
-    name_or_path: str | os.PathLike[str],
-    data_dir: str | os.PathLike[str] | None = None,
+    name_or_path: StrPath,
+    data_dir: StrPath | None = None,
     scale: float = 1.0,
     seed: int = 0,
     on_progress: Progress | None = None,
@@ -72,13 +73,13 @@ def load(
     return splits
 
 
-def options_of(name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> list[str]:
+def options_of(name_or_path: StrPath, data_dir: StrPath | None = None) -> list[str]:
     """The options that this source takes beside those of `load`."""
     known = inspect.signature(import_module(find(os.fspath(name_or_path), data_dir)[0]).load).parameters
     return [option for option in known if option not in ("data_dir", "path", "scale", "seed", "on_progress")]
 
 
-def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[str, str | os.PathLike[str] | None]:
+def find(name: str, data_dir: StrPath | None = None) -> tuple[str, StrPath | None]:
     """The module that reads it, and what that module is handed: the folder or file, or where a named set lies."""
     where = Path(data_dir or "").expanduser() / Path(name).expanduser()
     if name in SOURCES and name != "pmi" and _has_images(where):  # a folder called pmi is where the set itself lies
@@ -102,9 +103,7 @@ def _has_images(folder: Path) -> bool:
     return any(path.suffix.lower() in SUFFIXES for path in found)
 
 
-def counts(
-    name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None
-) -> dict[str, dict[str, int]]:
+def counts(name_or_path: StrPath, data_dir: StrPath | None = None) -> dict[str, dict[str, int]]:
     """Part -> class -> samples, as `load` would make them; a folder's images are counted and not decoded."""
     module, where = find(os.fspath(name_or_path), data_dir)
     if module == "csada.data.folder" and where is not None:
@@ -112,12 +111,9 @@ def counts(
 
         return folder.counts(where)
     if module in ("csada.data.pills", "csada.data.pmi"):  # to draw or decode them takes minutes; the numbers are known
-        from csada.data.pmi import PARTS, PRODUCTS
+        from csada.data.pmi import PRODUCTS
 
         return {part: {product.ndc: getattr(product, part) for product in PRODUCTS} for part in PARTS}
     splits = load(name_or_path, data_dir)
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    return {
-        name: dict(zip(splits.classes, part.y.bincount(minlength=len(splits.classes)).tolist(), strict=True))
-        for name, part in parts.items()
-    }
+    found = {name: part.y.bincount(minlength=len(splits.classes)).tolist() for name, part in splits.parts.items()}
+    return {name: dict(zip(splits.classes, counted, strict=True)) for name, counted in found.items()}

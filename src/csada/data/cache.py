@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from csada.pixels import square
 VERSION = 3  # raised when the pixels or the layout of the files change
 CHUNK = 256  # images decoded between two writes
 
+T = TypeVar("T")
 Encoded = tuple[str, Callable[[], bytes]]  # an image's name, and how its bytes are read
 
 
@@ -62,17 +63,13 @@ def decode_files(root: Path, paths: Sequence[str], size: int, on_progress: Progr
 
 def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
     """[N]: a hash of the content of each file, computed once; the files are known as in `decode_files`."""
-    folder, key = _entry(["content", _identity(root, paths)])
-    file = folder / f"{key}.ids"
+    file = entry(["content", _identity(root, paths)]).with_suffix(".ids")
     with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):
         if len(ids := np.load(file)) == len(paths):
             return np.asarray(ids)
 
     def content(path: str) -> bytes:
-        try:
-            return hashed([read_bytes(root / path)])
-        except OSError as error:
-            raise _unreadable(path, error) from None
+        return hashed([_readable(path, partial(read_bytes, root / path))])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # files are read and hashed outside the interpreter's lock
         ids = as_ids(b"".join(pool.map(content, paths)))
@@ -82,89 +79,102 @@ def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def _identity(root: Path, paths: Sequence[str]) -> list[Any]:
-    identity: list[Any] = [str(root.resolve())]
-    for path in paths:
-        try:
-            stat = (root / path).stat()
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        identity.append([path, stat.st_size, stat.st_mtime_ns])
-    return identity
+    return [str(root.resolve()), *([path, *_readable(path, partial(stamp, root / path))] for path in paths)]
 
 
-def _entry(identity: Sequence[Any]) -> tuple[Path, str]:
-    """The folder of the cache, and the name under which it keeps what is known by `identity`."""
+def stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file changes: its size and its time."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _readable(name: str, read: Callable[[], T]) -> T:
+    """What is read; a file that is there but cannot be read is to be put right, not remembered as a broken image."""
+    try:
+        return read()
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}; make it a readable file or take it away") from None
+
+
+def entry(identity: Sequence[Any], kind: str = "decoded") -> Path:
+    """Where the cache keeps what is known by `identity`; the name lacks its ending."""
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    return Path(os.environ.get("CSADA_CACHE") or user_cache() / "decoded"), key
+    return Path(os.environ.get("CSADA_CACHE") or user_cache() / kind) / key
 
 
 def decode(
     identity: Sequence[Any], images: Callable[[], Sequence[Encoded]], size: int, on_progress: Progress | None = None
 ) -> Decoded:
     """The images as squares of `size` pixels: from the cache when `identity` was seen before, else from `images()`."""
-    settings = ["centre crop", "bilinear", size, VERSION]
-    folder, key = _entry([settings, identity])
-    found = _read(folder, key)
+    place = entry([["centre crop", "bilinear", size, VERSION], identity])
+    found = _read(place)
     if found is None:
-        _build(folder, key, images(), size, on_progress)
-        found = _read(folder, key)
+        _build(place, images(), size, on_progress)
+        found = _read(place)
     if found is None:
-        raise RunError(f"the cache written to {folder} cannot be read back; set CSADA_CACHE to another folder")
+        raise RunError(f"the cache written to {place.parent} cannot be read back; set CSADA_CACHE to another folder")
     return found
 
 
-def _read(folder: Path, key: str) -> Decoded | None:
+def _read(place: Path) -> Decoded | None:
     """None when there is no such entry, or not a whole one."""
     try:
-        images = np.load(folder / f"{key}.npy", mmap_mode="c")
-        with (folder / f"{key}.npz").open("rb") as file, np.load(file) as index:
+        images = np.load(place.with_suffix(".npy"), mmap_mode="c")
+        with place.with_suffix(".npz").open("rb") as file, np.load(file) as index:
             names, skipped = (tuple(index[part].tolist()) for part in ("names", "skipped"))
             return Decoded(torch.from_numpy(images), names, skipped, index["moments"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
-def _build(folder: Path, key: str, images: Sequence[Encoded], size: int, on_progress: Progress | None) -> None:
+def _build(place: Path, images: Sequence[Encoded], size: int, on_progress: Progress | None) -> None:
     names: list[str] = []
     skipped: list[str] = []
     moments: list[NDArray[np.int64]] = []
+    # Threads: Pillow decodes outside the interpreter's lock, and nothing has to be copied between processes.
+    with (
+        pixel_file(place.with_suffix(".npy"), len(images), size) as out,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        for start in range(0, len(images), CHUNK):
+            chunk = images[start : start + CHUNK]
+            results = pool.map(lambda image: _decode_one(image, size), chunk)
+            for (name, _), result in zip(chunk, results, strict=True):
+                if isinstance(result, str):
+                    skipped.append(f"{name}: {result}")
+                else:
+                    names.append(name)
+                    out.write(result[0].data)
+                    moments.append(result[1])
+            if on_progress is not None:
+                on_progress(start + len(chunk), len(images))
+        out.seek(0)
+        _write_header(out, (len(names), 3, size, size))  # as many as could be decoded
+        with _renamed(place.with_suffix(".npz")) as index:  # first: an entry is whole once the pixels have their name
+            table = np.array(moments, np.int64).reshape(-1, 2, 3)
+            np.savez(index, names=np.array(names, str), skipped=np.array(skipped, str), moments=table)
+
+
+@contextlib.contextmanager
+def pixel_file(path: Path, count: int, size: int) -> Iterator[IO[bytes]]:
+    """An .npy file to which [count, 3, size, size] bytes are written, whole or not at all.
+
+    Written, not mapped: on a full disk a write fails, but a store to a mapped page kills the process.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Threads: Pillow decodes outside the interpreter's lock, and nothing has to be copied between processes.
-        with _renamed(folder / f"{key}.npy") as out, ThreadPoolExecutor(os.cpu_count()) as pool:
-            # Written, not mapped: on a full disk a write fails, but a store to a mapped page kills the process.
-            _write_header(out, (len(images), 3, size, size))
-            for start in range(0, len(images), CHUNK):
-                chunk = images[start : start + CHUNK]
-                results = pool.map(lambda image: _decode_one(image, size), chunk)
-                for (name, _), result in zip(chunk, results, strict=True):
-                    if isinstance(result, str):
-                        skipped.append(f"{name}: {result}")
-                    else:
-                        names.append(name)
-                        out.write(result[0].data)
-                        moments.append(result[1])
-                if on_progress is not None:
-                    on_progress(start + len(chunk), len(images))
-            out.seek(0)
-            _write_header(out, (len(names), 3, size, size))  # as many as could be decoded
-            with _renamed(folder / f"{key}.npz") as index:  # first: an entry is whole once the pixels have their name
-                table = np.array(moments, np.int64).reshape(-1, 2, 3)
-                np.savez(index, names=np.array(names, str), skipped=np.array(skipped, str), moments=table)
+        with _renamed(path) as out:
+            _write_header(out, (count, 3, size, size))
+            yield out
     except OSError as error:
         raise RunError(
-            f"the decoded images cannot be written to {folder}: {error.strerror or error}; they need "
-            f"{len(images) * 3 * size**2 / 1e6:,.0f} MB there: free them, or set CSADA_CACHE to another folder"
+            f"the images cannot be written to {path.parent}: {error.strerror or error}; they need "
+            f"{count * 3 * size**2 / 1e6:,.0f} MB there: free them, or set CSADA_CACHE to another folder"
         ) from None
 
 
 def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | str:
     """Pixels and their moments, or why there are none."""
-    name, read = image
-    try:
-        encoded = read()
-    except OSError as error:
-        raise _unreadable(name, error) from None  # not a broken image: to be put right, not remembered as broken
+    encoded = _readable(*image)
     try:
         pixels = square(encoded, size)
     except UnidentifiedImageError:  # its own words name an object in memory
@@ -173,10 +183,6 @@ def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[n
         return str(error) or type(error).__name__
     wide = pixels.reshape(3, -1).astype(np.int64)
     return pixels, np.stack([wide.sum(1), (wide**2).sum(1)])
-
-
-def _unreadable(name: str, error: OSError) -> InputError:
-    return InputError(f"{name} cannot be read: {error.strerror}; make it a readable file or take it away")
 
 
 def _write_header(out: IO[bytes], shape: tuple[int, ...]) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -21,21 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from csada.data.augment import Augmentation, Normalization
-from csada.data.cache import Encoded, decode
+from csada.data.cache import Encoded, decode, stamp
 from csada.data.fetch import Progress, missing, places
 from csada.data.pickled import Built, Call, Name, read
 from csada.data.splits import Part, Splits, hold_out, scaled
 from csada.errors import InputError
-from csada.files import read_bytes
+from csada.files import StrPath, read_bytes
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), scale=255)
 AUGMENTATION = Augmentation(padding=4, flip=True)
 FOLDER, ARCHIVE, JPEG_ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10-jpeg.tar.xz"
-LARGEST, MEMBERS = (
-    1 << 28,
-    100_000,
-)  # bytes of a batch or of an unpacked archive, and its files; CIFAR-10 has 70 % of that
+LARGEST = 1 << 28  # bytes of a batch or of an unpacked archive; CIFAR-10 has 70 % of that
+MEMBERS = 100_000  # files in an archive
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")  # until and since NumPy 2
 NAMES = (*RECONSTRUCT, "numpy ndarray", "numpy dtype", "_codecs encode")
 TRAIN, TEST = tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",)
@@ -44,7 +41,7 @@ Labelled = tuple[Tensor, Tensor]
 
 
 def load(
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     scale: float = 1.0,
     seed: int = 0,
     validation: float = 5000,
@@ -63,7 +60,7 @@ def load(
     return scaled(Splits(kept, held_out, Part(*test, NORMALIZATION), CLASSES, name), scale, seed)
 
 
-def _find(data_dir: str | os.PathLike[str] | None) -> Path:
+def _find(data_dir: StrPath | None) -> Path:
     for folder in (place / inner for place in places(data_dir) for inner in ("", "cifar10")):
         if (folder / TEST[0]).is_file():
             return folder
@@ -74,35 +71,23 @@ def _find(data_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def _read_batches(path: Path) -> tuple[Labelled, Labelled]:
-    content = _files_of(path) if path.is_dir() else _members_of(path)
-    train, test = ([_batch(content(name), path / name) for name in names] for names in (TRAIN, TEST))
-    return _joined(train), _joined(test)
+    """From the files of a folder, or from those of an archive in memory: nothing is extracted."""
+    unpacked = () if path.is_dir() else _unpacked(path)
+    packed = {file: content for name, content in unpacked if (file := Path(name).name) in TRAIN + TEST}
 
-
-def _joined(batches: list[Labelled]) -> Labelled:
-    return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
-
-
-def _files_of(folder: Path) -> Callable[[str], bytes]:
-    def read_file(name: str) -> bytes:
+    def content(name: str) -> bytes:
+        if path.is_file() and name not in packed:
+            raise InputError(f"{path} has no {name}; download it again")
         try:
-            return read_bytes(folder / name, LARGEST)
+            return packed[name] if path.is_file() else read_bytes(path / name, LARGEST)
         except OSError as error:
-            raise InputError(f"{folder / name} cannot be read: {error.strerror}; download CIFAR-10 again") from None
+            raise InputError(f"{path / name} cannot be read: {error.strerror}; download CIFAR-10 again") from None
 
-    return read_file
+    def joined(names: tuple[str, ...]) -> Labelled:
+        images, labels = zip(*(_batch(content(name), path / name) for name in names), strict=True)
+        return torch.cat(images), torch.cat(labels)
 
-
-def _members_of(archive: Path) -> Callable[[str], bytes]:
-    """The batches of the archive, in memory: nothing is extracted."""
-    batches = {Path(name).name: content for name, content in _unpacked(archive) if Path(name).name in TRAIN + TEST}
-
-    def read_member(name: str) -> bytes:
-        if name not in batches:
-            raise InputError(f"{archive} has no {name}; download it again")
-        return batches[name]
-
-    return read_member
+    return joined(TRAIN), joined(TEST)
 
 
 class _Bounded:
@@ -177,9 +162,7 @@ def _rows(array: object) -> NDArray[np.uint8] | None:
 
 def _read_jpegs(archive: Path, on_progress: Progress | None) -> tuple[Labelled, Labelled]:
     """train/<class>/NNNN.jpg and test/<class>/NNNN.jpg, by way of the cache of decoded images."""
-    stat = archive.stat()
-    identity = [str(archive.resolve()), stat.st_size, stat.st_mtime_ns]
-    decoded = decode(identity, lambda: _jpegs_of(archive), 32, on_progress)
+    decoded = decode([str(archive.resolve()), *stamp(archive)], lambda: _jpegs_of(archive), 32, on_progress)
     if decoded.skipped:
         raise InputError(f"{archive}: {decoded.skipped[0]}; download it again")
     y = torch.tensor([CLASSES.index(name.split("/")[1]) for name in decoded.names])

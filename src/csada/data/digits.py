@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
 from csada.data.augment import Normalization
 from csada.data.splits import Part, Splits, scaled, stratified
+from csada.files import StrPath
 
 NORMALIZATION = Normalization(mean=(0.3053,), std=(0.3760,), scale=16)
 
 
 def load(
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     scale: float = 1.0,
     seed: int = 0,
     parts: tuple[float, float, float] = (60, 20, 20),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csada.errors import InputError, RunError
+from csada.files import StrPath
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -60,13 +61,13 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csada"
 
 
-def places(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+def places(data_dir: StrPath | None = None) -> list[Path]:
     """The folders in which data is looked for, in this order; the first is also where downloads go."""
     given = [folder for folder in (data_dir, os.environ.get("CSADA_DATA")) if folder]
     return [*(Path(folder).expanduser() for folder in given), user_cache()]
 
 
-def missing(name: str, expected: str, data_dir: str | os.PathLike[str] | None) -> InputError:
+def missing(name: str, expected: str, data_dir: StrPath | None) -> InputError:
     """The error for a data set that is nowhere: what goes where, and the command that brings it."""
     looked = ", ".join(str(place) for place in places(data_dir))
     return InputError(
@@ -77,31 +78,27 @@ def missing(name: str, expected: str, data_dir: str | os.PathLike[str] | None) -
 
 def fetch(
     name: str,
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     on_progress: Progress | None = None,
     base_url: str | None = None,
 ) -> Path:
     """Downloads a public data set and returns its folder. Files that are there and intact are not fetched again."""
     if name not in REMOTES:
         raise InputError(f"nothing to download for {name!r}; what can be fetched: {', '.join(sorted(REMOTES))}")
-    remote = REMOTES[name]
-    folder = places(data_dir)[0] / remote.folder
-    total, before = sum(file.size for file in remote.files), 0
+    remote, before = REMOTES[name], 0
+    folder, total = places(data_dir)[0] / remote.folder, sum(file.size for file in remote.files)
     for file in remote.files:
 
-        def report(done: int, _: int, before: int = before) -> None:
+        def report(done: int, _: int = 0, before: int = before) -> None:
             if on_progress is not None:
                 on_progress(before + done, total)
 
-        if not intact(folder / file.name, file.md5):
-            download((base_url or remote.base_url).rstrip("/") + "/" + file.name, folder / file.name, file.md5, report)
+        path = folder / file.name
+        if not (path.is_file() and _md5(path) == file.md5):
+            download((base_url or remote.base_url).rstrip("/") + "/" + file.name, path, file.md5, report)
         before += file.size
-        report(0, total, before)
+        report(file.size)
     return folder
-
-
-def intact(path: Path, md5: str) -> bool:
-    return path.is_file() and _md5(path) == md5
 
 
 def download(url: str, path: Path, md5: str, on_progress: Progress | None = None) -> None:
@@ -117,21 +114,16 @@ def download(url: str, path: Path, md5: str, on_progress: Progress | None = None
                 f"{url}: the connection broke {ATTEMPTS} times; {part.stat().st_size:,} bytes are kept in {part}, "
                 "run the same command again to continue"
             )
-        found = _md5(part)
-        if found != md5:
+        if (found := _md5(part)) != md5:
             part.unlink()
-            raise RunError(
-                f"{url}: its checksum is {found}, not {md5}; the file was removed, run the same command again"
-            )
+            raise RunError(f"{url}: its checksum is {found}, not {md5}; it was removed: run the same command again")
         os.replace(part, path)
     except urllib.error.URLError as error:
-        raise RunError(
-            f"{url} cannot be fetched: {getattr(error, 'reason', error)}; check the network, then run again"
-        ) from None
+        why = getattr(error, "reason", error)
+        raise RunError(f"{url} cannot be fetched: {why}; check the network, then run again") from None
     except OSError as error:
-        raise RunError(
-            f"{part} cannot be written: {error.strerror or error}; free the space or name another folder"
-        ) from None
+        why = error.strerror or error
+        raise RunError(f"{part} cannot be written: {why}; free the space or name another folder") from None
 
 
 def _continue(url: str, part: Path, on_progress: Progress | None) -> bool:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from csada.data.augment import Augmentation, Normalization
-from csada.data.cache import Decoded, decode_files, file_ids
+from csada.data.cache import decode_files, file_ids
 from csada.data.fetch import Progress
-from csada.data.splits import Part, Splits, by_content, check_scale, proportional, repeated, some_of, unrepresented
+from csada.data.splits import (
+    PARTS,
+    Part,
+    Splits,
+    by_content,
+    check_scale,
+    proportional,
+    repeated,
+    some_of,
+    unrepresented,
+)
 from csada.errors import InputError
-from csada.files import regular
+from csada.files import StrPath, regular
 from csada.pixels import SUFFIXES, opened
 
 VALIDATION = ("valid", "validation", "val", "dev")
@@ -43,7 +53,7 @@ class Listing:
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: StrPath,
     scale: float = 1.0,
     seed: int = 0,
     size: int = 224,
@@ -68,7 +78,7 @@ def load(
     classes = _checked_classes(root, parts)
     if scale < 1:  # before decoding: a tenth of the images takes a tenth of the time
         parts = {
-            part: _pick(paths, proportional(_labels(paths, classes), round(scale * len(paths)), seed))
+            part: [paths[i] for i in proportional(_labels(paths, classes), round(scale * len(paths)), seed)]
             for part, paths in parts.items()
         }
     everything = sorted(path for paths in parts.values() for path in paths)
@@ -83,19 +93,33 @@ def load(
         good = set(decoded.names)
         parts = {part: [path for path in paths if path in good] for part, paths in parts.items()}
         classes = _checked_classes(root, parts)
-    ids = {part: np.array([listing.ids[path] for path in paths], np.uint64) for part, paths in parts.items()}
-    splits = _splits(root, parts, ids, classes, decoded, Augmentation(padding=size // 16, flip=flip))
-    return replace(splits, skipped=decoded.skipped, warnings=(*listing.warnings, *_lacking(root, parts, classes)))
+    row_of = {name: row for row, name in enumerate(decoded.names)}
+    rows = {part: np.array([row_of[path] for path in paths]) for part, paths in parts.items()}
+    normalization = Normalization(*decoded.channel_statistics(rows["train"]), scale=255)
+    augmentation = Augmentation(padding=size // 16, flip=flip)
+    train, validated, test = (
+        Part(
+            _take(decoded.images, rows[part]),
+            torch.from_numpy(_labels(parts[part], classes)),
+            normalization,
+            augmentation if part == "train" else Augmentation(),
+            content=np.array([listing.ids[path] for path in parts[part]], np.uint64),
+        )
+        for part in PARTS
+    )
+    warnings = (*listing.warnings, *_lacking(root, parts, classes))
+    name = root.resolve().name
+    return Splits(train, validated, test, classes, name, skipped=decoded.skipped, warnings=warnings)
 
 
-def counts(path: str | os.PathLike[str], seed: int = 0, validation: float = 0.1) -> dict[str, dict[str, int]]:
+def counts(path: StrPath, seed: int = 0, validation: float = 0.1) -> dict[str, dict[str, int]]:
     """Part -> class -> samples, in the parts that `load` makes, without decoding an image."""
     parts = listed(Path(path), validation, seed).parts
     none = dict.fromkeys(_checked_classes(Path(path), parts), 0)
     return {part: none | Counter(map(_class_of, paths)) for part, paths in parts.items()}
 
 
-def shorter_side(path: str | os.PathLike[str], sample: int = 25) -> int:
+def shorter_side(path: StrPath, sample: int = 25) -> int:
     """The median over some of the images, in pixels; only their headers are read."""
     paths = _images_by_class(Path(path), "train" if (Path(path) / "train").is_dir() else "")
     sides = []
@@ -106,7 +130,7 @@ def shorter_side(path: str | os.PathLike[str], sample: int = 25) -> int:
     return int(np.median(sides or [224]))
 
 
-def save(splits: Splits, path: str | os.PathLike[str], on_progress: Progress | None = None) -> Path:
+def save(splits: Splits, path: StrPath, on_progress: Progress | None = None) -> Path:
     """The images as PNG files, train, valid and test folders of class folders: what `load` reads. Whole, or not at all."""
     target = Path(path)
     if splits.train.x.ndim != 4 or splits.train.x.dtype != torch.uint8:
@@ -134,31 +158,6 @@ def save(splits: Splits, path: str | os.PathLike[str], on_progress: Progress | N
     return target
 
 
-def _splits(
-    root: Path,
-    parts: Parts,
-    ids: dict[str, NDArray[np.uint64]],
-    classes: tuple[str, ...],
-    decoded: Decoded,
-    augmentation: Augmentation,
-) -> Splits:
-    row_of = {name: row for row, name in enumerate(decoded.names)}
-    rows = {part: np.array([row_of[path] for path in paths]) for part, paths in parts.items()}
-    normalization = Normalization(*decoded.channel_statistics(rows["train"]), scale=255)
-
-    def part(name: str, augmentation: Augmentation) -> Part:
-        y = torch.from_numpy(_labels(parts[name], classes))
-        return Part(_take(decoded.images, rows[name]), y, normalization, augmentation, content=ids[name])
-
-    return Splits(
-        part("train", augmentation),
-        part("validation", Augmentation()),
-        part("test", Augmentation()),
-        classes,
-        root.resolve().name,
-    )
-
-
 def _take(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
     first, last = int(rows[0]), int(rows[-1])
     if np.array_equal(rows, np.arange(first, last + 1)):
@@ -184,10 +183,10 @@ def listed(root: Path, validation: float, seed: int) -> Listing:
 
     def split(paths: list[str], shares: dict[str, float]) -> Parts:
         indices = by_content(np.array([id_of[path] for path in paths], np.uint64), list(shares.values()), seed)
-        return {part: _pick(paths, index) for part, index in zip(shares, indices, strict=True)}
+        return {part: [paths[i] for i in index] for part, index in zip(shares, indices, strict=True)}
 
     if not given:
-        parts = split(paths, {"train": 60, "validation": 20, "test": 20})
+        parts = split(paths, dict(zip(PARTS, (60, 20, 20), strict=True)))
     elif "validation" not in parts:
         if not 0 < validation < 1:  # a count would move images when others are added
             raise InputError(f"validation={validation}; give a fraction between 0 and 1")
@@ -249,18 +248,13 @@ def _checked_classes(root: Path, parts: Parts) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def _labels(paths: list[str], classes: tuple[str, ...] | None) -> NDArray[np.int64]:
-    names = [_class_of(path) for path in paths]
-    number = {name: n for n, name in enumerate(classes or sorted(set(names)))}
-    return np.array([number[name] for name in names], np.int64)
+def _labels(paths: list[str], classes: tuple[str, ...]) -> NDArray[np.int64]:
+    number = {name: n for n, name in enumerate(classes)}
+    return np.array([number[_class_of(path)] for path in paths], np.int64)
 
 
 def _class_of(path: str) -> str:
     return path.split("/")[-2]
-
-
-def _pick(paths: list[str], index: NDArray[np.int64]) -> list[str]:
-    return [paths[i] for i in index]
 
 
 def _folders(folder: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import zlib
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from csada.data.augment import Augmentation, Normalization
 from csada.data.fetch import missing, places
 from csada.data.splits import Part, Splits, hold_out, scaled
 from csada.errors import InputError
+from csada.files import StrPath
 
 NORMALIZATION = Normalization(mean=(0.1307,), std=(0.3081,), scale=255)
 AUGMENTATION = Augmentation(padding=2)
@@ -24,9 +24,7 @@ FOLDERS = ("", "mnist", "MNIST/raw")
 FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
-def load(
-    data_dir: str | os.PathLike[str] | None = None, scale: float = 1.0, seed: int = 0, validation: float = 5000
-) -> Splits:
+def load(data_dir: StrPath | None = None, scale: float = 1.0, seed: int = 0, validation: float = 5000) -> Splits:
     """`validation`, a count (int) or a fraction (float), is cut from the 60,000 training images."""
     folder = _find(data_dir)
     whole, test = (_part(folder, prefix) for prefix in ("train", "t10k"))
@@ -63,7 +61,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(values, np.uint8).reshape(shape).copy()  # a copy: torch warns about what cannot be written to
 
 
-def _find(data_dir: str | os.PathLike[str] | None) -> Path:
+def _find(data_dir: StrPath | None) -> Path:
     for folder in (place / inner for place in places(data_dir) for inner in FOLDERS):
         if all((folder / name).is_file() or (folder / f"{name}.gz").is_file() for name in FILES):
             return folder

@@ -8,10 +8,7 @@ Shape, colour, imprint, size and numbers of images are the paper's; score lines,
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,11 +20,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from csada.data.augment import Normalization
-from csada.data.fetch import Progress, user_cache
-from csada.data.pmi import AUGMENTATION, CLASSES, PARTS, PRODUCTS, Product
-from csada.data.splits import Part, Splits, check_scale
-from csada.errors import InputError, RunError
-from csada.files import whole
+from csada.data.cache import entry, pixel_file
+from csada.data.fetch import Progress
+from csada.data.pmi import AUGMENTATION, CLASSES, PRODUCTS, Product
+from csada.data.splits import PARTS, Part, Splits, check_scale
+from csada.errors import InputError
+from csada.files import StrPath
 
 RENDERER = 1  # part of every cache key: raise it when a picture changes
 
@@ -47,29 +45,6 @@ COLOURS = {
     "yellow": (0.94, 0.84, 0.47),
 }
 ASPECTS = {"round": 1.0, "oval": 0.66, "capsule": 0.42}  # width over length
-
-
-class Look(NamedTuple):
-    scored: bool = False
-    dome: float = 0.3  # slope of the face at its rim, before the bevel
-    gloss: float = 0.05
-
-
-LOOKS = {
-    "00378-3855": Look(dome=0.55, gloss=0.25),
-    "00591-0461": Look(scored=True),
-    "16729-0168": Look(dome=0.55, gloss=0.25),
-    "50111-0434": Look(scored=True),
-    "53489-0156": Look(scored=True),
-    "57664-0377": Look(dome=0.6, gloss=0.25),
-    "62037-0831": Look(scored=True, dome=0.5, gloss=0.2),
-    "62037-0832": Look(scored=True, dome=0.5, gloss=0.2),
-    "64380-0803": Look(dome=0.55, gloss=0.25),
-    "65162-0253": Look(dome=0.55, gloss=0.25),
-    "67253-0901": Look(scored=True),
-    "68382-0227": Look(scored=True),
-    "69315-0905": Look(scored=True),
-}
 
 
 @dataclass(frozen=True)
@@ -105,7 +80,7 @@ class Conditions:
 
 
 def load(
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     scale: float = 1.0,
     seed: int = 0,
     size: int = 224,
@@ -126,23 +101,23 @@ def load(
     conditions = Conditions(imprint, blank, distance, blur, noise)
     counts = {part: [max(FEWEST, round(scale * getattr(p, part))) for p in PRODUCTS] for part in PARTS}
     paths = {part: _cached(part, counts[part], seed, size, conditions) for part in PARTS}
-    todo = [part for part in PARTS if not paths[part].exists()]
-    done, total = 0, sum(sum(counts[part]) for part in todo)
-    for part in todo:
-        jobs = [Job(seed, part, c, n) for c, count in enumerate(counts[part]) for n in range(count)]
-
-        def report(drawn: int, before: int = done) -> None:
+    jobs = {
+        part: [Job(seed, part, label, n) for label, count in enumerate(counts[part]) for n in range(count)]
+        for part in PARTS
+        if not paths[part].exists()
+    }
+    done, total = 0, sum(map(len, jobs.values()))
+    for part in jobs:
+        for drawn in _written(paths[part], jobs[part], size, conditions):
+            done += drawn
             if on_progress is not None:
-                on_progress(before + drawn, total)
-
-        _write(paths[part], jobs, size, conditions, report)
-        done += len(jobs)
+                on_progress(done, total)
     x = {part: torch.from_numpy(np.load(paths[part], mmap_mode="c")) for part in PARTS}
     y = {part: torch.arange(len(CLASSES)).repeat_interleave(torch.tensor(counts[part])) for part in PARTS}
     some = x["train"][:: max(1, len(x["train"]) // 256)].transpose(0, 1).flatten(1).double() / 255
     normalization = Normalization(tuple(some.mean(1).tolist()), tuple(some.std(1).tolist()), 255)
     train = Part(x["train"], y["train"], normalization, AUGMENTATION)
-    validation, test = (Part(x[part], y[part], normalization) for part in ("validation", "test"))
+    validation, test = (Part(x[part], y[part], normalization) for part in PARTS[1:])
     return Splits(train, validation, test, CLASSES, "pills")
 
 
@@ -154,44 +129,27 @@ class Job(NamedTuple):
     label: int
     number: int
 
+    def draw(self, side: int, conditions: Conditions) -> Bytes:
+        generator = np.random.default_rng([self.seed, PARTS.index(self.part), self.label, self.number])
+        return draw(PRODUCTS[self.label], generator, conditions, side)
+
 
 def draw_many(jobs: Sequence[Job], side: int, conditions: Conditions) -> Bytes:
     """[len(jobs), 3, side, side]"""
-    return np.stack(
-        [
-            draw(
-                PRODUCTS[j.label],
-                np.random.default_rng([j.seed, PARTS.index(j.part), j.label, j.number]),
-                conditions,
-                side,
-            )
-            for j in jobs
-        ]
-    )
+    return np.stack([job.draw(side, conditions) for job in jobs])
 
 
 def _cached(part: str, counts: Sequence[int], seed: int, side: int, conditions: Conditions) -> Path:
-    settings = [RENDERER, part, counts, seed, side, asdict(conditions)]
-    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
-    return Path(os.environ.get("CSADA_CACHE") or user_cache() / "pills") / f"pills-{key}.npy"
+    place = entry([RENDERER, part, counts, seed, side, asdict(conditions)], "pills")
+    return place.with_name(f"pills-{place.name}.npy")
 
 
-def _write(path: Path, jobs: Sequence[Job], side: int, conditions: Conditions, report: Callable[[int], None]) -> None:
-    """Drawn in parallel and written in order."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (len(jobs), 3, side, side)}
-    try:
-        with whole(path) as partial, partial.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            done = 0
-            for pictures in _in_parallel(jobs, side, conditions):
-                file.write(pictures.data)
-                done += len(pictures)
-                report(done)
-    except OSError as error:
-        raise RunError(
-            f"the pictures cannot be written to {path.parent}: {error.strerror or error}; they need "
-            f"{len(jobs) * 3 * side**2 / 1e6:,.0f} MB there: free them, or set CSADA_CACHE to another folder"
-        ) from None
+def _written(path: Path, jobs: Sequence[Job], side: int, conditions: Conditions) -> Iterator[int]:
+    """How many pictures have been added to the file, time and again: drawn in parallel, written in order."""
+    with pixel_file(path, len(jobs), side) as file:
+        for pictures in _in_parallel(jobs, side, conditions):
+            file.write(pictures.data)
+            yield len(pictures)
 
 
 def _in_parallel(jobs: Sequence[Job], side: int, conditions: Conditions) -> Iterator[Bytes]:
@@ -229,7 +187,7 @@ def bank(product: Product, face: int) -> tuple[Stamp, ...]:
     """POSES stamps of the front (0), the back (1) or a blank face (2), the same in every process."""
     generator = np.random.default_rng([RENDERER, PRODUCTS.index(product), face])
     lines = (*faces(product), ())[face]
-    engraving = engrave(product, lines, scored=LOOKS.get(product.ndc, Look()).scored and face == 1)
+    engraving = engrave(product, lines, scored=bool(product.scored) and face == 1)
     return tuple(pose(product, engraving, generator) for _ in range(POSES))
 
 
@@ -285,7 +243,6 @@ def pose(product: Product, engraving: Floats, generator: np.random.Generator) ->
     """
     from scipy import ndimage
 
-    look = LOOKS.get(product.ndc, Look())
     lean, turn, within = np.deg2rad(min(abs(generator.normal(0, 13)), 45)), *generator.uniform(0, 2 * np.pi, 2)
     if product.shape != "round":
         within = 0.0  # a long pill rolls; only a round one leans over any point of its rim, or stands on it
@@ -301,7 +258,7 @@ def pose(product: Product, engraving: Floats, generator: np.random.Generator) ->
     u, v = cw * a + sw * b, cw * b - sw * a
     distance, du, dv = outline(product, u, v)
     face = distance <= 1
-    slope = look.dome * distance + 1.6 * np.clip((distance - 0.84) / 0.16, 0, 1) ** 2
+    slope = product.dome * distance + 1.6 * np.clip((distance - 0.84) / 0.16, 0, 1) ** 2
     up = 1 / np.sqrt(1 + slope**2)
     na, nb = (cw * du - sw * dv) * slope * up, (sw * du + cw * dv) * slope * up * cl + up * sl
 
@@ -321,14 +278,22 @@ def pose(product: Product, engraving: Floats, generator: np.random.Generator) ->
 # -- bottles ---------------------------------------------------------------------------------------
 
 
+class Bottle(NamedTuple):
+    """Open, seen from above."""
+
+    product: Product
+    centre: NDArray[np.float64]  # row and column on the canvas
+    bed: float  # radius of the disc that the pills cover
+    light: float  # the direction that it comes from
+
+
 def draw(product: Product, generator: np.random.Generator, conditions: Conditions, side: int = VIEW) -> Bytes:
     """One photograph of a bottle of the product, [3, side, side]."""
     zoom = 1 + generator.uniform(-1, 1) * conditions.distance
     bed = generator.uniform(98, 116) / zoom  # the glass keeps its size in the picture: no ruler beside the pills
-    centre = CANVAS / 2 + generator.uniform(-5, 5, 2)
-    light = generator.uniform(0, 2 * np.pi)
-    surface, occlusion = fill(product, centre, bed, light, conditions.blank, generator)
-    rgb = shine(product, surface, occlusion, centre, bed, light, generator.uniform(*conditions.imprint), generator)
+    bottle = Bottle(product, CANVAS / 2 + generator.uniform(-5, 5, 2), bed, generator.uniform(0, 2 * np.pi))
+    surface, occlusion = fill(bottle, conditions.blank, generator)
+    rgb = shine(bottle, surface, occlusion, generator.uniform(*conditions.imprint), generator)
     bands = [Image.fromarray(band) for band in np.clip(rgb * 255, 0, 255).astype(np.uint8)]
     picture = Image.merge("RGB", bands).filter(ImageFilter.BoxBlur(generator.uniform(*conditions.blur)))
     # uniform: many times faster than normal, and the resizing below mixes neighbours
@@ -341,15 +306,9 @@ def draw(product: Product, generator: np.random.Generator, conditions: Condition
     return np.stack([np.asarray(band) for band in picture.split()])
 
 
-def fill(
-    product: Product,
-    centre: NDArray[np.float64],
-    bed: float,
-    light: float,
-    blank: float,
-    generator: np.random.Generator,
-) -> tuple[Floats, Floats]:
+def fill(bottle: Bottle, blank: float, generator: np.random.Generator) -> tuple[Floats, Floats]:
     """Four layers of pills, the lowest first: their surfaces, and how much of the light reaches each point."""
+    product, centre, bed, light = bottle
     full = CANVAS + 2 * MARGIN
     surface = np.zeros((full, full, 4), np.float32)
     occlusion = np.full((full, full), 0.5, np.float32)
@@ -388,17 +347,9 @@ def scatter(reach: float, apart: float, generator: np.random.Generator) -> NDArr
     return np.stack([y[kept], x[kept]], axis=1)
 
 
-def shine(
-    product: Product,
-    surface: Floats,
-    occlusion: Floats,
-    centre: NDArray[np.float64],
-    bed: float,
-    light: float,
-    imprint: float,
-    generator: np.random.Generator,
-) -> Floats:
+def shine(bottle: Bottle, surface: Floats, occlusion: Floats, imprint: float, generator: np.random.Generator) -> Floats:
     """[3, CANVAS, CANVAS]: light from one side over a soft ambient, on pills, amber glass and the table around."""
+    product, centre, bed, light = bottle
     height = generator.uniform(0.75, 0.95)
     ambient = generator.uniform(0.35, 0.55)
     warmth = generator.normal(0, 0.035)
@@ -413,7 +364,7 @@ def shine(
     diffuse = np.maximum(0.25 + 0.75 * facing, 0)  # light scatters inside a pill: its far side is not black
     shade = ambient * occlusion + 1.1 * (1 - ambient) * diffuse * (0.35 + 0.65 * occlusion)
     shade *= albedo * (1 - 0.3 * imprint * depth)
-    highlight = LOOKS.get(product.ndc, Look()).gloss * np.square(np.square(np.square(np.square(diffuse)))) * occlusion
+    highlight = product.gloss * np.square(np.square(np.square(np.square(diffuse)))) * occlusion
     rgb = shade * (_channels(*COLOURS[product.colour]) * _channels(*generator.normal(1, 0.012, 3))) + highlight
 
     amber = generator.uniform(0.85, 1.1) * _channels(0.80, 0.40, 0.10)

@@ -6,7 +6,6 @@ mirror on the Hugging Face hub. As in the paper: the middle square, 224 pixels, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,13 @@ import torch
 
 from csada.costs import CostMatrix, did_you_mean
 from csada.data.augment import Augmentation, Normalization
-from csada.data.cache import Decoded, Encoded, decode, decode_files
+from csada.data.cache import Decoded, Encoded, decode, decode_files, stamp
 from csada.data.fetch import Progress, places
-from csada.data.splits import Part, Splits, scaled
+from csada.data.splits import PARTS, Part, Splits, scaled
 from csada.errors import InputError
+from csada.files import StrPath
+from csada.pixels import SUFFIXES
+from csada.rows import read_rows
 
 
 class Product(NamedTuple):
@@ -35,60 +37,23 @@ class Product(NamedTuple):
     train: int
     validation: int
     test: int
+    scored: int  # 1: a line across its back; this and what follows is not the paper's but ours
+    dome: float  # slope of the face at its rim, before the bevel
+    gloss: float
 
 
-PRODUCTS: tuple[Product, ...] = (
-    Product("00378-0208", "Furosemide 20 MG Oral Tablet", "round", "white", "M2", 6, 602, 199, 200),
-    Product("00378-3855", "Escitalopram 5 MG Oral Tablet", "round", "white", "M;EC5", 6, 129, 42, 42),
-    Product("00591-0461", "Glipizide 10 MG Oral Tablet", "round", "white", "Watson;461", 10, 148, 48, 48),
-    Product("16729-0020", "pioglitazone 15 MG Oral Tablet", "round", "white", "P;15", 5, 258, 84, 85),
-    Product("16729-0168", "Escitalopram 5 MG Oral Tablet", "round", "white", "5", 5, 129, 42, 42),
-    Product(
-        "50111-0434", "Trazodone Hydrochloride 100 MG Oral Tablet", "round", "white", "PLIVA;434", 11, 601, 199, 200
-    ),
-    Product("53489-0156", "Allopurinol 100 MG Oral Tablet", "round", "white", "MP;71", 10, 600, 200, 200),
-    Product("53746-0544", "Primidone 50 MG Oral Tablet", "round", "white", "AN;44", 6, 97, 31, 32),
-    Product("57664-0377", "tramadol hydrochloride 50 MG Oral Tablet", "capsule", "white", "377", 13, 601, 199, 200),
-    Product("62037-0831", "24 HR metoprolol succinate 50 MG Extended", "round", "white", "831", 9, 600, 200, 200),
-    Product("62037-0832", "24 HR metoprolol succinate 100 MG Extended", "round", "white", "832", 10, 601, 200, 200),
-    Product(
-        "64380-0803", "Ranitidine 150 MG Oral Tablet (Strides Pharma)", "round", "brown", "S;429", 10, 548, 181, 182
-    ),
-    Product(
-        "65162-0253",
-        "Ranitidine 150 MG Oral Tablet (Amneal Pharmaceuticals)",
-        "round",
-        "orange",
-        "IP;253",
-        9,
-        557,
-        184,
-        185,
-    ),
-    Product("67253-0901", "Alprazolam 0.5 MG Oral Tablet", "oval", "yellow", "S901", 9, 497, 164, 165),
-    Product("68382-0008", "lamotrigine 100 MG Oral Tablet", "round", "white", "ZC;80", 10, 423, 139, 140),
-    Product("68382-0227", "Amiodarone hydrochloride 200 MG Oral Tablet", "round", "white", "ZE;65", 10, 120, 39, 39),
-    Product("69097-0127", "Amlodipine 5 MG Oral Tablet", "round", "white", "127;C", 8, 600, 200, 200),
-    Product("69097-0128", "Amlodipine 10 MG Oral Tablet", "round", "white", "128;C", 8, 600, 200, 200),
-    Product("69315-0904", "Lorazepam 0.5 MG Oral Tablet", "round", "white", "EP;904", 5, 357, 118, 118),
-    Product("69315-0905", "Lorazepam 1 MG Oral Tablet", "round", "white", "EP;905;1", 7, 325, 107, 108),
+PRODUCTS = tuple(
+    Product._make([*row[:5], *map(int, row[5:10]), *map(float, row[10:])])
+    for line, row in read_rows(Path(__file__).with_name("pmi.csv"))
+    if line > 1  # below the header
 )
 CLASSES = tuple(product.ndc for product in PRODUCTS)
-PARTS = ("train", "validation", "test")
-
-CRITICAL_PAIRS: dict[tuple[int | str, int | str], float] = {  # (truth, predicted): the pharmacist's cost
-    ("50111-0434", "00591-0461"): 10.0,
-    ("53489-0156", "68382-0227"): 10.0,
-    ("53746-0544", "00378-0208"): 10.0,
-    ("68382-0227", "53489-0156"): 8.0,
-}
 
 NORMALIZATION = Normalization(mean=(0.4923, 0.4027, 0.3429), std=(0.1905, 0.2175, 0.2434), scale=255)
 AUGMENTATION = Augmentation(zoom=(0.8, 1.0), right_angles=True)
 SIZE = 224
 
 FOLDERS = {"train": "train", "validation": "valid", "test": "test"}
-SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 HUB = "gwenxin/pills_inside_bottles"
 
 
@@ -98,7 +63,7 @@ def pmi_costs() -> CostMatrix:
 
 
 def load(
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     scale: float = 1.0,
     seed: int = 0,
     source: str = "folder",
@@ -109,41 +74,37 @@ def load(
     Parquet files are looked for in `data_dir` first and downloaded when they are not there.
     """
     if source == "folder":
-        root = _release(data_dir)
-        decoded = decode_files(root, _pictures(root), SIZE, on_progress)
-        where = str(root)
+        where = _release(data_dir)
+        decoded = decode_files(where, _pictures(where), SIZE, on_progress)
     elif source == "hub":
         files = _parquet_files(data_dir)
-        decoded = read_parquet(files, on_progress)
-        where = str(files[0].parent)
+        where, decoded = files[0].parent, read_parquet(files, on_progress)
     else:
         raise InputError(f"unknown source {source!r}{did_you_mean(source, ['folder', 'hub'])}")
     if decoded.skipped:
         raise InputError(f"{where}: {decoded.skipped[0]}; download it again ({len(decoded.skipped)} unreadable in all)")
-    return scaled(_splits(decoded, where), scale, seed)
+    train, validation, test = (_part(decoded, part, where) for part in PARTS)
+    return scaled(Splits(train, validation, test, CLASSES, "pmi"), scale, seed)
 
 
-def _splits(decoded: Decoded, where: str) -> Splits:
-    """Images named <part>/<NDC>/..., the parts one after the other."""
-    names = [name.split("/")[:2] for name in decoded.names]
-    parts = {}
-    for part, folder in FOLDERS.items():
-        rows = [i for i, (p, _) in enumerate(names) if p == folder]
-        if absent := set(CLASSES) - {names[i][1] for i in rows}:
-            raise InputError(
-                f"{where}: part {folder!r} has no pictures of {len(absent)} of the 20 products ({min(absent)} is one); "
-                "the download is incomplete, get it again"
-            )
-        y = torch.tensor([CLASSES.index(names[i][1]) for i in rows])
-        x = decoded.images[rows[0] : rows[-1] + 1]  # a view: the file stays mapped
-        parts[part] = Part(x, y, NORMALIZATION, AUGMENTATION if part == "train" else Augmentation())
-    return Splits(parts["train"], parts["validation"], parts["test"], CLASSES, "pmi")
+def _part(decoded: Decoded, part: str, where: Path) -> Part:
+    """Images are named <part>/<NDC>/..., the parts one after the other."""
+    names = [name.split("/") for name in decoded.names]
+    rows = [i for i, name in enumerate(names) if name[0] == FOLDERS[part]]
+    if absent := set(CLASSES) - {names[i][1] for i in rows}:
+        raise InputError(
+            f"{where}: part {FOLDERS[part]!r} has no pictures of {len(absent)} of the 20 products ({min(absent)} is one); "
+            "the download is incomplete, get it again"
+        )
+    y = torch.tensor([CLASSES.index(names[i][1]) for i in rows])
+    x = decoded.images[rows[0] : rows[-1] + 1]  # a view: the file stays mapped
+    return Part(x, y, NORMALIZATION, AUGMENTATION if part == "train" else Augmentation())
 
 
 # -- the public release ----------------------------------------------------------------------------
 
 
-def _release(data_dir: str | os.PathLike[str] | None) -> Path:
+def _release(data_dir: StrPath | None) -> Path:
     for place in places(data_dir):
         for root in (place, place / "NLM20", place / "pmi", place / "pmi" / "NLM20"):
             if any((root / "train" / ndc).is_dir() for ndc in CLASSES):
@@ -176,7 +137,7 @@ def _known(ndc: str, where: Path) -> str:
 # -- the mirror ------------------------------------------------------------------------------------
 
 
-def _parquet_files(data_dir: str | os.PathLike[str] | None) -> list[Path]:
+def _parquet_files(data_dir: StrPath | None) -> list[Path]:
     for folder in places(data_dir):
         for inner in (folder, folder / "data", folder / "pmi"):
             if found := sorted(inner.glob("train*.parquet")):
@@ -200,17 +161,10 @@ def read_parquet(files: Sequence[Path], on_progress: Progress | None = None) -> 
         raise InputError("reading Parquet needs pyarrow, which is not installed: pip install 'csada[hub]'") from None
 
     def images() -> list[Encoded]:
-        return [
-            image
-            for folder in FOLDERS.values()
-            for path in files
-            if path.name.startswith(folder)
-            for image in _rows(parquet.ParquetFile(path), folder, path)
-        ]
+        of_part = [(folder, path) for folder in FOLDERS.values() for path in files if path.name.startswith(folder)]
+        return [image for folder, path in of_part for image in _rows(parquet.ParquetFile(path), folder, path)]
 
-    stats = [(path, path.stat()) for path in files]
-    identity = ["pmi", *([str(path.resolve()), s.st_size, s.st_mtime_ns] for path, s in stats)]
-    return decode(identity, images, SIZE, on_progress)
+    return decode(["pmi", *([str(path.resolve()), *stamp(path)] for path in files)], images, SIZE, on_progress)
 
 
 def _rows(file: Any, folder: str, path: Path) -> list[Encoded]:

@@ -17,6 +17,8 @@ from torch import Tensor
 from csada.data.augment import Augmentation, Normalization
 from csada.errors import InputError
 
+PARTS = ("train", "validation", "test")
+
 
 class Batch(NamedTuple):
     """What a model and a method take: inputs, labels and, where costs differ from sample to sample, their cost rows."""
@@ -106,6 +108,10 @@ class Splits:
         """Of one sample, as a model sees it."""
         return tuple(self.train.x.shape[1:])
 
+    @property
+    def parts(self) -> dict[str, Part]:
+        return {name: getattr(self, name) for name in PARTS}
+
     @cached_property
     def ids(self) -> Ids:
         return Ids(self.train.ids, self.validation.ids, self.test.ids)
@@ -113,12 +119,10 @@ class Splits:
     @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits: the same samples in the same parts, in any order."""
-        return hashlib.blake2b(
-            b"".join(hashed([np.sort(ids).astype("<u8")]) for ids in self.ids), digest_size=8
-        ).hexdigest()
+        return hashed([b"".join(hashed([np.sort(ids).astype("<u8")]) for ids in self.ids)]).hex()
 
     def __repr__(self) -> str:
-        rows = [f"{part}: {len(getattr(self, part)):,}" for part in ("train", "validation", "test")]
+        rows = [f"{name}: {len(part):,}" for name, part in self.parts.items()]
         return f"Splits({self.name!r}, {len(self.classes)} classes, {', '.join(rows)}; {self.train!r})"
 
 
@@ -228,11 +232,11 @@ def scaled(splits: Splits, scale: float, seed: int) -> Splits:
     check_scale(scale)
     if scale == 1:
         return splits
-    train, validation, test = (
-        part.take(proportional(part.y.numpy(), round(scale * len(part)), seed))
-        for part in (splits.train, splits.validation, splits.test)
-    )
-    return replace(splits, train=train, validation=validation, test=test)
+    smaller = {
+        name: part.take(proportional(part.y.numpy(), round(scale * len(part)), seed))
+        for name, part in splits.parts.items()
+    }
+    return replace(splits, **smaller)  # type: ignore[arg-type]
 
 
 def check_scale(scale: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,15 @@ import torch
 
 from csada.costs import did_you_mean
 from csada.data.augment import Normalization
-from csada.data.splits import Part, Splits, by_content, content_ids, repeated, scaled, unrepresented
+from csada.data.splits import PARTS, Part, Splits, by_content, content_ids, repeated, scaled, unrepresented
 from csada.errors import InputError
+from csada.files import StrPath
 from csada.rows import number, read_rows
 
 INDEX = ("", "Unnamed: 0")  # how pandas writes its index, and how it names one that it has read
 
 
-def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
+def load(path: StrPath, scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
     """60 % / 20 % / 20 %. `label` names the label's column; it is the last one unless told.
 
     A row's own numbers decide its part, so other rows, other labels or another order of the columns never move it.
@@ -49,7 +50,7 @@ def load(path: str | os.PathLike[str], scale: float = 1.0, seed: int = 0, label:
     indices = by_content(ids, (60, 20, 20), seed)
     if not all(map(len, indices)):
         raise InputError(f"{path} has too few rows ({len(rows)}) to be split into train, validation and test; add some")
-    labels = dict(zip(("train", "validation", "test"), (y[index] for index in indices), strict=True))
+    labels = dict(zip(PARTS, (y[index] for index in indices), strict=True))
     for part, absent in unrepresented(labels, classes).items():
         lacks = f"{path}: {part} has no row of {absent}; add some, or take these classes out"
         if part == "train":
@@ -96,12 +97,5 @@ def _classes(path: Path, names: list[str]) -> tuple[str, ...]:
         raise InputError(
             f"{path} has labels of {len(found)} class; a classifier needs two or more (label= names the column)"
         )
-    return tuple(sorted(found, key=(lambda name: (int(name), name)) if all(map(_is_integer, found)) else None))
-
-
-def _is_integer(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
+    whole = all(re.fullmatch(r"[+-]?\d+", name) for name in found)
+    return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))

@@ -6,13 +6,12 @@ makes no critical error that could be avoided; 2 shows what the paper's figure s
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import torch
 
 from csada.data.splits import Part, Splits, scaled
 from csada.errors import InputError
+from csada.files import StrPath
 
 CLASSES = ("red", "green", "blue")
 MEANS = ((0.0, 8.0), (7.0, -6.0), (-7.0, -6.0))
@@ -20,9 +19,7 @@ COVARIANCE = ((2.0, 0.5), (0.5, 2.0))
 PER_CLASS = (50, 500, 500)  # train, validation, test
 
 
-def load(
-    data_dir: str | os.PathLike[str] | None = None, scale: float = 1.0, seed: int = 0, spread: float = 2.0
-) -> Splits:
+def load(data_dir: StrPath | None = None, scale: float = 1.0, seed: int = 0, spread: float = 2.0) -> Splits:
     """50 training, 500 validation and 500 test points a class. Nothing is read from data_dir."""
     if not 0 < spread < np.inf:
         raise InputError(f"spread must be a positive number, got {spread}")

@@ -27,11 +27,11 @@ from torch.nn import functional as F
 from csada.classifier import Classifier
 from csada.costs import CostMatrix
 from csada.data import load
-from csada.data.splits import Splits
+from csada.data.splits import PARTS, Splits
 from csada.decisions import MinimumExpectedCost
 from csada.errors import RunError
 from csada.evaluation import Scores, evaluate, predict_logits
-from csada.evidence import PARTS
+from csada.evidence import HELD_OUT
 from csada.files import whole, write_text
 from csada.models import arguments_for, create, load_weights
 from csada.models.modes import best_device, borrowed_threads
@@ -94,7 +94,7 @@ def data_key(config: Config) -> str:
 
 
 def all_scores(model: nn.Module, splits: Splits) -> dict[str, Scores]:
-    return {part: predict_logits(model, splits, part=part) for part in PARTS}
+    return {part: predict_logits(model, splits, part=part) for part in HELD_OUT}
 
 
 def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
@@ -125,7 +125,7 @@ def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
             result, scores, history = run_baseline(run, splits, device, on_epoch)
         else:
             result, scores, history = run_method(run, splits, device, on_epoch, where)
-    samples = {part: len(getattr(splits, part)) for part in ("train", *PARTS)}
+    samples = {part: len(getattr(splits, part)) for part in PARTS}
     result |= {"seconds": sum(line["seconds"] for line in history)}
     result |= {"data": {"name": splits.name, "classes": list(splits.classes), "samples": samples}}
     save_logits(folder / "logits.npz", scores)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from csada.methods import Method
 from csada.training.settings import Settings
 
 MAGIC = b"csada checkpoint\n"
+log = logging.getLogger("csada")
 
 Epoch = dict[str, Any]  # one line of a history: epoch, loss, lr, seconds, and whatever on_epoch adds
 
@@ -97,6 +99,7 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     if not MAGIC.startswith(start):
         raise InputError(f"{path} is not a checkpoint of csada; give another file, or remove it")
     if content[len(MAGIC) : len(MAGIC) + 32] != hashlib.sha256(body).digest():
+        log.warning("%s is damaged: the run starts anew", path)
         return None
     state = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
     return Checkpoint(Origin(**state["origin"]), state["model"], state["optimizer"], json.loads(state["history"]))

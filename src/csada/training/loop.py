@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import os
 import random
 import sys
 import time
@@ -31,6 +30,7 @@ from csada.costs import CostMatrix
 from csada.data.batches import Batches, Data, LoaderBatches, Share, as_part, batches, shares
 from csada.data.splits import Batch, Part
 from csada.errors import Diverged, InputError
+from csada.files import StrPath
 from csada.methods import Method
 from csada.methods.cross_entropy import CrossEntropy
 from csada.methods.csada import CSADA, Tasks
@@ -46,7 +46,7 @@ from csada.models.modes import (
 )
 from csada.training import parallel
 from csada.training.checkpoints import Checkpoint, Epoch, Origin, read_checkpoint, write_checkpoint
-from csada.training.parallel import OnEpoch, Ranks
+from csada.training.parallel import Ended, OnEpoch, Ranks, Work
 from csada.training.settings import Settings, make_method, split_options
 from csada.training.step import Graphs
 
@@ -70,7 +70,7 @@ def fit(
     costs: CostMatrix | None = None,
     *,
     on_epoch: OnEpoch | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint: StrPath | None = None,
     **options: Any,
 ) -> Fitted:
     """Train a copy of `model` on the model's device; the original is unchanged.
@@ -117,7 +117,7 @@ def fit(
         kind = type(work.data).__name__
         raise InputError(f"several processes share tensors: give (x, y), a Part or Splits, not a {kind}")
     if place == "start":
-        history, diverged = parallel.start(descend, work, settings.devices or 1, on_epoch)
+        history, diverged = parallel.start(descend, work, on_epoch)
     else:
         history, diverged = descend(work, ranks, on_epoch)
     work.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # as a saved model comes back
@@ -127,20 +127,7 @@ def fit(
     return fitted
 
 
-@dataclass(frozen=True)
-class Work:
-    """All that the loop needs, in this process or in others."""
-
-    model: nn.Module
-    data: Data
-    method: Method
-    settings: Settings
-    freeze_norm: bool
-    checkpoint: Path | None
-    origin: Origin | None
-
-
-def descend(work: Work, ranks: Ranks, on_epoch: OnEpoch | None = None) -> tuple[list[Epoch], str | None]:
+def descend(work: Work, ranks: Ranks, on_epoch: OnEpoch | None = None) -> Ended:
     """The epochs; work.model is trained. The history, and why it ended early if it did."""
     settings = work.settings
     source = batches(work.data, settings.batch_size, ranks.device, shuffle=True, dtype=dtype_of(work.model))
@@ -284,10 +271,8 @@ class Loop:
         if self.settings.precision == "32":
             return nullcontext()
         # inside a graph a cached cast would outlive the weights it was made of
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.capturing())
-
-    def capturing(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not capturing)
 
 
 def probe(model: nn.Module, data: Data, first: Batch, costs: CostMatrix | None) -> int:
@@ -342,23 +327,20 @@ def finite(model: nn.Module) -> bool:
 
 def resume(work: Work, loop: Loop) -> list[Epoch]:
     """The history of the checkpoint, whose state goes into the loop; an empty one where there is none."""
-    path, origin, history = work.checkpoint, loop.ranks.same(work.origin), []
-    if path is not None and path.exists():
-        found = read_checkpoint(path, loop.device)
-        if found is None:
-            log.warning("%s is damaged: the run starts anew", path)
-        else:
-            if found.origin != origin:
-                own, theirs = vars(origin), vars(found.origin)
-                others = ", ".join(name.replace("_", " ") for name in own if own[name] != theirs[name])
-                raise InputError(
-                    f"{path} is a checkpoint of another run, with other {others}; remove it, or give another file"
-                )
-            loop.model.load_state_dict(found.model)
-            # the settings agree; how the optimiser works is a matter of the device, which may be another one now
-            groups = loop.optimizer.state_dict()["param_groups"]
-            loop.optimizer.load_state_dict(found.optimizer | {"param_groups": groups})
-            history = found.history
+    path, origin = work.checkpoint, loop.ranks.same(work.origin)
+    found = read_checkpoint(path, loop.device) if path is not None and path.exists() else None
+    if found is not None:
+        if found.origin != origin:
+            own, theirs = vars(origin), vars(found.origin)
+            others = ", ".join(name.replace("_", " ") for name in own if own[name] != theirs[name])
+            raise InputError(
+                f"{path} is a checkpoint of another run, with other {others}; remove it, or give another file"
+            )
+        loop.model.load_state_dict(found.model)
+        # the settings agree; how the optimiser works is a matter of the device, which may be another one now
+        groups = loop.optimizer.state_dict()["param_groups"]
+        loop.optimizer.load_state_dict(found.optimizer | {"param_groups": groups})
+    history = [] if found is None else found.history
     if not loop.ranks.agree(len(history)):
         raise InputError(f"{path} is not the same for all processes; put it where all of them can read it")
     return history

@@ -20,40 +20,46 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
+from csada.data.batches import Data
 from csada.data.splits import Part
 from csada.errors import InputError, RunError
+from csada.methods import Method
 from csada.models.modes import device_of
+from csada.training.checkpoints import Epoch, Origin
+from csada.training.settings import Settings
 
 PATIENCE = timedelta(minutes=30)  # what a rank waits for the others: it must cover an on_epoch on rank 0
 LOOK_EVERY = 0.05  # seconds between two looks at the ranks
 
 T = TypeVar("T")
-OnEpoch = Callable[[dict[str, Any], nn.Module], dict[str, Any] | None]
-Ended = tuple[list[dict[str, Any]], str | None]  # the history, and why the run ended early if it did
+OnEpoch = Callable[[Epoch, nn.Module], Epoch | None]
+Ended = tuple[list[Epoch], str | None]  # the history, and why the run ended early if it did
 
 
-class Run(Protocol):
-    """What is handed to the ranks: anything that can be pickled and holds the model."""
+@dataclass(frozen=True)
+class Work:
+    """All that the loop needs, in this process or in others."""
 
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def checkpoint(self) -> Path | None: ...
+    model: nn.Module
+    data: Data
+    method: Method
+    settings: Settings
+    freeze_norm: bool
+    checkpoint: Path | None
+    origin: Origin | None
 
 
 @dataclass(frozen=True)
@@ -191,53 +197,43 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-def start(
-    work: Callable[[Any, Ranks, OnEpoch | None], Ended], run: Run, devices: int, on_epoch: OnEpoch | None
-) -> Ended:
-    """Spawn the ranks, let each do work(run, ranks, on_epoch), and leave the trained weights in run.model."""
+def start(descend: Callable[[Work, Ranks, OnEpoch | None], Ended], work: Work, on_epoch: OnEpoch | None) -> Ended:
+    """Spawn the ranks, let each do descend(work, ranks, on_epoch), and leave the trained weights in work.model."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(
             'devices above 1 starts processes that read your script anew: put its work under if __name__ == "__main__":'
         )
-    device = device_of(run.model)
-    with tempfile.TemporaryDirectory(prefix="csada-") as folder:
-        hand_over(run, Path(folder, "run.pt"))  # a file that all ranks map, not pipes: large data is in memory once
-        run.model.to(device)
+    from lightning_fabric.plugins.environments.lightning import find_free_network_port
+
+    count, device = work.settings.devices or 1, device_of(work.model)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
+    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0"} | address
+    with tempfile.TemporaryDirectory(prefix="csada-") as name:
+        folder = Path(name)
+        try:  # a file that all ranks map, not pipes: large data is in memory once
+            torch.save((descend, work, device, max(1, torch.get_num_threads() // count)), folder / "work.pt")
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"the run cannot be handed to other processes ({error}); define its classes in a module, or use torchrun"
+            ) from None
         here, there = multiprocessing.get_context("spawn").Pipe()
-        arguments = (work, folder, device, devices, free_port(), there if on_epoch else None)
-        ranks = start_processes(  # type: ignore[no-untyped-call]
-            become_rank,
-            (*arguments, max(1, torch.get_num_threads() // devices)),
-            devices,
-            join=False,
-            start_method="spawn",
-        )
+        arguments = (folder, shared, there if on_epoch else None)
+        ranks = start_processes(become_rank, arguments, count, join=False, start_method="spawn")  # type: ignore[no-untyped-call]
         there.close()
         try:
             while not ranks.join(LOOK_EVERY):
                 if on_epoch is not None and here.poll():
-                    answer(here, Path(folder, "epoch.pt"), run.model, on_epoch)
+                    answer(here, folder / "epoch.pt", work.model, on_epoch)
         except ProcessException as error:
-            raise failure(error, ranks.processes, run.checkpoint) from error
+            raise failure(error, ranks.processes, work.checkpoint) from error
         finally:
             for process in ranks.processes:
                 process.terminate()
                 process.join()
             here.close()
-        result = torch.load(Path(folder, "result.pt"), map_location=device, weights_only=False)
-    run.model.load_state_dict(result["model"])
-    ended: Ended = result["ended"]
-    return ended
-
-
-def hand_over(run: Run, path: Path) -> None:
-    run.model.cpu()
-    try:
-        torch.save(run, path)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"the run cannot be handed to other processes ({error}); define the model's classes in a module, or use torchrun"
-        ) from None
+        weights, ended = torch.load(folder / "result.pt", map_location=device, weights_only=False)
+    work.model.load_state_dict(weights)
+    return ended  # type: ignore[no-any-return]
 
 
 def answer(pipe: Any, path: Path, model: nn.Module, on_epoch: OnEpoch) -> None:
@@ -250,36 +246,23 @@ def answer(pipe: Any, path: Path, model: nn.Module, on_epoch: OnEpoch) -> None:
     pipe.send(on_epoch(line, model.eval()))
 
 
-def become_rank(
-    index: int,
-    work: Callable[[Any, Ranks, OnEpoch | None], Ended],
-    folder: str,
-    device: torch.device,
-    devices: int,
-    port: int,
-    pipe: Any,
-    threads: int,
-) -> None:
+def become_rank(index: int, folder: Path, shared: dict[str, str], pipe: Any) -> None:
     """The life of a spawned rank."""
-    count = {"WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices)}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update({"RANK": str(index), "LOCAL_RANK": str(index), "GROUP_RANK": "0"} | count | address)
-    torch.set_num_threads(threads)
+    os.environ.update({"RANK": str(index), "LOCAL_RANK": str(index)} | shared)
 
-    def told(line: dict[str, Any], model: nn.Module) -> dict[str, Any] | None:
-        torch.save(model.state_dict(), Path(folder, "epoch.pt"))
+    def told(line: Epoch, model: nn.Module) -> Epoch | None:
+        torch.save(model.state_dict(), folder / "epoch.pt")
         pipe.send(line)
-        extra: dict[str, Any] | None = pipe.recv()
+        extra: Epoch | None = pipe.recv()
         return extra
 
-    ranks = join(device)
-    run = torch.load(
-        Path(folder, "run.pt"), mmap=True, weights_only=False
-    )  # written by the process that started this one
-    ended = work(run, ranks, told if pipe is not None else None)
+    # written by the process that started this one
+    descend, work, device, threads = torch.load(folder / "work.pt", "cpu", mmap=True, weights_only=False)
+    torch.set_num_threads(threads)
+    ended = descend(work, join(device), told if pipe is not None else None)
     if index == 0:
-        torch.save({"model": run.model.state_dict(), "ended": ended}, Path(folder, "result.pt"))
-    del run
+        torch.save((work.model.state_dict(), ended), folder / "result.pt")
+    del work
     with connected():
         distributed.barrier()
     leave()
@@ -301,13 +284,6 @@ def failure(error: Exception, processes: list[Any], checkpoint: Path | None) -> 
     if checkpoint is not None:
         way_on = f"start it again to go on from {checkpoint}, written after every epoch"
     return RunError(f"{what}; {way_on}")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from torch import nn
 
 from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
-from csada.data.splits import Splits
+from csada.data.splits import PARTS, Splits
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, threshold_for_budget
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.evidence import PARTS, Evidence, cheapest_within
+from csada.evidence import HELD_OUT, Evidence, cheapest_within
 from csada.folders import OWN
 from csada.methods.auxcst import AuxiliaryCosts
 from csada.methods.sosr import CostRegressor
@@ -79,7 +79,7 @@ def improve(
             kept = None if checkpoints is None else checkpoints / checkpoint(classifier, splits, costs, method, plain)
             fitted = fit(before, splits, chosen, costs, checkpoint=kept, on_epoch=told, **settings)
             models["after"], history = as_plain(fitted.model), fitted.history
-        scores = {(side, part): predict_logits(m, splits, part=part) for side, m in models.items() for part in PARTS}
+        scores = {(side, part): predict_logits(m, splits, part=part) for side, m in models.items() for part in HELD_OUT}
         if probe is not None and is_pictures(splits.train):
             pictures = probe.examples(before)
     right = float(
@@ -87,11 +87,11 @@ def improve(
     )
     rules = {side: rule_within(scores[side, "validation"], costs, right - budget / 100, refer) for side in models}
     arrays = pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
-    arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in PARTS} | {"costs": costs.values}
+    arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | {"costs": costs.values}
     evidence = Evidence(
         splits.name,
         splits.classes,
-        {part: len(getattr(splits, part)) for part in ("train", *PARTS)},
+        {part: len(getattr(splits, part)) for part in PARTS},
         classifier.members[0].architecture or type(before).__name__,
         method if history else "none",
         plain,
@@ -128,7 +128,7 @@ def as_chosen(
 def checked(classifier: Classifier, splits: Splits, seen: str) -> Splits:
     """The data as the classifier knows them, without samples in validation and test that it was trained on."""
     splits = classifier.adapt(splits)
-    validation, test = (classifier.unseen(splits, part, seen) for part in PARTS)
+    validation, test = (classifier.unseen(splits, part, seen) for part in HELD_OUT)
     return replace(splits, validation=validation, test=test)
 
 

@@ -53,9 +53,6 @@ def wine():
     return StandardScaler().fit_transform(X), y
 
 
-ON_AVERAGE = {"check_sample_weight_equivalence_on_dense_data": "the rows come in other batches: equal on average only"}
-
-
 @parametrize_with_checks(
     [
         CSADAClassifier(hidden=(), epochs=20, fine_tune_epochs=1),

@@ -247,6 +247,8 @@ def test_referred_cases_have_a_column_and_a_price():
     text = page(evidence)
     assert len(referred) and ">Referred</th>" in text and "that it decides itself" in text
     assert text.count("labelled as referred: ") >= len(referred)
+    assert f"points, on {100 * evidence.test[evidence.chosen].coverage:.1f}\u00a0% of the cases" in text
+    assert "Accuracy is over the cases that are not referred." in text
     nobody = page(made_evidence(rules={"before": RULE, "after": Decision(strength=0.5, referral_cost=0.0)}))
     assert 'data-value="nan"' not in nobody  # all are referred: a pair without samples has no rate
 

@@ -110,7 +110,7 @@ def heat_map(
     margin = LETTER * max(map(len, shown)) + 10
     flat = max(map(len, shown)) <= 2
     top, left = (40.0 if flat else 18 + margin), 20 + margin
-    smallest = 18 if len(rows) <= 25 else 13
+    smallest = 16 if len(rows) <= 25 else 13
     cell = min(max((width - left - 2) / len(columns), smallest), 44)
     high, wide = top + cell * len(rows), left + cell * len(columns)
     across = "".join(f"M{left:g} {top + cell * i:g}H{wide:g}" for i in range(1, len(rows)))

@@ -71,11 +71,12 @@ def details(evidence: Evidence) -> str:
 def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
     """Name, value before, value after, note."""
     start, end, rival = (evidence.test[name] for name in ("before", evidence.chosen, "before + rule"))
-    points = signed(100 * (end.accuracy - start.accuracy))
+    points = f"{signed(100 * (end.accuracy - start.accuracy))} points"
+    points += f", on {percent(end.coverage, 1)} of the cases" if end.referred else ""
     was, now, alone = (number(100 * e.mean_cost) for e in (start, end, rival))
     found = [
         ("Cost per 100 predictions", was, now, _less(start, end)),
-        ("Accuracy", percent(start.accuracy, 1), percent(end.accuracy, 1), f"{points} points"),
+        ("Accuracy", percent(start.accuracy, 1), percent(end.accuracy, 1), points),
     ]
     if pairs := critical(start):
         first, last = (str(sum(pair.errors for pair in critical(e))) for e in (start, end))

@@ -364,8 +364,8 @@ def test_folder_and_file_give_the_same_rows(exported, images):
     assert costlier > 0  # at this rule's strength, accuracy counts too
 
 
-def test_a_machine_that_only_predicts_needs_no_torch(exported, images):
-    code = "import sys; sys.modules['torch'] = None; from csada.cli import main; main()"
+def test_a_machine_that_only_predicts_needs_neither_torch_nor_scipy(exported, images):
+    code = "import sys; sys.modules.update(torch=None, scipy=None); from csada.cli import main; main()"
     command = [sys.executable, "-c", code, "predict", str(exported / "rule.onnx"), str(images)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV)
     assert done.returncode == 0, done.stderr

@@ -208,9 +208,7 @@ def test_a_budget_that_is_not_binding_buys_the_cheapest_point():
     costs = CostMatrix.pareto(4, seed=3)
     rule = MinimumExpectedCost.within_budget(logits, labels, costs, budget=1.0)
     curve = frontier(logits, labels, rule)
-    assert Evaluation.of(labels, rule(logits), costs).mean_cost == pytest.approx(
-        curve.mean_cost.min()
-    )
+    assert Evaluation.of(labels, rule(logits), costs).mean_cost == pytest.approx(curve.mean_cost.min())
     assert curve.mean_cost.min() < 0.9 * curve.mean_cost[0]
 
 

@@ -24,6 +24,7 @@ from csada.shipping.graph import Deployed, decide_in_torch
 from csada.sklearn import CSADAClassifier, MinimumExpectedCostClassifier
 
 CASES, SAMPLES = 1000, 6
+SIZES = dict.fromkeys(("train", *PARTS), SAMPLES)
 NOWHERE = Environment("", None, "", {}, "", 1)
 NAMES = ("class", "probability", "expected_cost", "refer", "criterion")
 
@@ -104,7 +105,7 @@ def in_the_report(rule, logits, labels):
     read = {"before": build(Decision, json.loads(json.dumps(plain(Decision.of(rule)))), "rule")}
     arrays = {f"before_{part}": logits for part in PARTS} | {f"{part}_labels": labels for part in PARTS}
     arrays |= {"costs": costs.values}
-    return Evidence("", costs.classes, {}, "", "", {}, 0.5, 0.0, read, row, (), NOWHERE, "", arrays=arrays)
+    return Evidence("", costs.classes, SIZES, "", "", {}, 0.5, 0.0, read, row, (), NOWHERE, "", arrays=arrays)
 
 
 def rule_costs(rule):

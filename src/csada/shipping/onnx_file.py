@@ -29,7 +29,9 @@ class About:
     csada: str
     classes: tuple[str, ...]
     input: Sample
-    decision: dict[str, Any]  # and the costs: for people, the graph itself decides; a machine that predicts needs no SciPy
+    decision: dict[
+        str, Any
+    ]  # and the costs: for people, the graph itself decides; a machine that predicts needs no SciPy
     costs: tuple[tuple[float, ...], ...]
     card: dict[str, Any]
 

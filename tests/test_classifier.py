@@ -98,7 +98,7 @@ def test_any_network_is_a_classifier_in_one_line(digits, tmp_path):
         assert classifier.evaluate(data).mean_cost == pytest.approx(paid)
     assert classifier.evaluate(digits, CostMatrix.uniform(10)).mean_cost == np.mean(expected.argmin(1) != y.numpy())
     assert classifier.predict(x[:0]).shape == (0,) and classifier.probabilities(x[:0]).shape == (0, 10)
-    with pytest.raises(InputError, match="'package.module:factory'.*or export it as ONNX"):
+    with pytest.raises(InputError, match=r"'package.module:factory'.*or export it as ONNX"):
         classifier.save(tmp_path / "model")
     assert not any(tmp_path.iterdir())
     pytest.importorskip("onnxscript")
@@ -111,7 +111,7 @@ def test_a_factory_of_the_users_own_is_called_only_where_the_user_says_so(digits
     model(torch.randn(8, 64))  # moves the running statistics
     given = {"architecture": "their_models:Net", "arguments": {"width": 4}}
     saved = Classifier.of(model, digits, COSTS, **given).save(tmp_path / "model")
-    with pytest.raises(InputError, match="names code to run, 'their_models:Net'.*--trust"):
+    with pytest.raises(InputError, match=r"names code to run, 'their_models:Net'.*--trust"):
         Classifier.load(saved)
     loaded = Classifier.load(saved, trust=True).network
     assert not loaded.training and torch.equal(loaded(digits.test.x.float()), model.eval()(digits.test.x.float()))
@@ -402,7 +402,7 @@ def test_columns_in_another_order_are_put_right_and_others_are_refused(tmp_path)
     )
     assert np.array_equal(first, second) and np.trace(first) > 100
     rows["weight"] = rows["dose"]
-    with pytest.raises(InputError, match="has other columns than the classifier: .*weight"):
+    with pytest.raises(InputError, match=r"has other columns than the classifier: .*weight"):
         trained.evaluate(load("c.csv", "age", "weight"), costs)
 
 

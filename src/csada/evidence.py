@@ -127,7 +127,7 @@ class Evidence:
         if not self.arrays:
             return
         k = len(self.classes)
-        numbers = [[(a.truth, a.predicted) for line in self.history for a in line.attacks]]
+        numbers: list[Any] = [[(a.truth, a.predicted) for line in self.history for a in line.attacks]]
         for part in PARTS:
             labels = self._array(f"{part}_labels", "i", (None,))
             numbers.append(labels)

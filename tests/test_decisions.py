@@ -18,9 +18,9 @@ from torch import nn
 from csada.costs import CostMatrix
 from csada.data.splits import Part
 from csada.decisions import (
-    REFER,
     Abstention,
     CostsByTruth,
+    Decision,
     MinimumExpectedCost,
     ThresholdMoving,
     argmax,
@@ -28,15 +28,14 @@ from csada.decisions import (
     decide,
     fit_temperature,
     fit_vector_scaling,
-    from_plain,
     frontier,
     prior_ratio,
     threshold_for_budget,
-    to_plain,
 )
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate, evaluate_scores
-from csada.metrics import Evaluation
+from csada.metrics import REFER, Evaluation
+from csada.reading import build, plain
 
 
 def sampled(n, k=4, seed=0, scale=2.0):
@@ -211,10 +210,8 @@ def test_a_budget_that_is_not_binding_buys_the_cheapest_point():
     costs = CostMatrix.pareto(4, seed=3)
     rule = MinimumExpectedCost.within_budget(logits, labels, costs, budget=1.0)
     curve = frontier(logits, labels, rule)
-    assert Evaluation.of(labels, rule(logits), costs).weighted_error_rate == pytest.approx(
-        curve.weighted_error_rate.min()
-    )
-    assert curve.weighted_error_rate.min() < 0.9 * curve.weighted_error_rate[0]
+    assert Evaluation.of(labels, rule(logits), costs).mean_cost == pytest.approx(curve.mean_cost.min())
+    assert curve.mean_cost.min() < 0.9 * curve.mean_cost[0]
 
 
 def test_the_frontier_is_what_the_rule_of_each_strength_does():
@@ -228,7 +225,7 @@ def test_the_frontier_is_what_the_rule_of_each_strength_does():
         mixed = CostMatrix(s * rule.costs.values + (1 - s) * mean * (1 - np.eye(4)))
         expected = Evaluation.of(labels, MinimumExpectedCost(mixed, 1.3)(logits), rule.costs)
         assert curve.accuracy[i] == pytest.approx(expected.accuracy)
-        assert curve.weighted_error_rate[i] == pytest.approx(expected.weighted_error_rate)
+        assert curve.mean_cost[i] == pytest.approx(expected.mean_cost)
         assert np.array_equal(replace(rule, strength=s)(logits), MinimumExpectedCost(mixed, 1.3)(logits))
 
 
@@ -371,8 +368,8 @@ def test_deciding_by_each_samples_own_costs_is_cheaper_than_by_probability():
     own, by_probability = (evaluate_scores(scores, table, rule) for rule in (MinimumExpectedCost(costs), "argmax"))
     assert own.total_cost < 0.9 * by_probability.total_cost
     rule = MinimumExpectedCost(costs)
-    assert frontier(logits, labels, rule).weighted_error_rate[-1] == pytest.approx(own.weighted_error_rate)
-    assert cost_coverage_curve(logits, labels, rule).cost[-1] == pytest.approx(own.weighted_error_rate)
+    assert frontier(logits, labels, rule).mean_cost[-1] == pytest.approx(own.mean_cost)
+    assert cost_coverage_curve(logits, labels, rule).cost[-1] == pytest.approx(own.mean_cost)
 
 
 def test_evaluate_takes_costs_per_sample_from_the_data_an_argument_or_in_place_of_the_matrix():
@@ -391,7 +388,7 @@ def test_evaluate_takes_costs_per_sample_from_the_data_an_argument_or_in_place_o
     )
     for evaluation in ways:
         assert evaluation.total_cost == pytest.approx(paid)
-        assert evaluation.weighted_error_rate == pytest.approx(paid / 30)
+        assert evaluation.mean_cost == pytest.approx(paid / 30)
         assert evaluation.accuracy == float((x.argmax(1) == y).double().mean())
     assert ways[2].costs[1, 2] == pytest.approx(float(table[y == 1, 2].mean()))
     assert evaluate(model, (x, y), matrix.values).total_cost == evaluate(model, (x, y), matrix).total_cost != paid
@@ -431,7 +428,7 @@ SCORES = Scores(torch.from_numpy(LOGITS), torch.from_numpy(LABELS))
         (lambda: MinimumExpectedCost(np.ones((4, 4))), "a correct prediction must cost 0"),
         (lambda: MinimumExpectedCost(-np.ones((6, 4))), "sample 0, class 0 is -1"),
         (lambda: MinimumExpectedCost(np.ones(4)), r"shape \(4,\); \(samples, classes\) is needed"),
-        (lambda: to_plain(MinimumExpectedCost(np.ones((6, 4)))), "costs for each sample cannot be kept"),
+        (lambda: Decision.of(MinimumExpectedCost(np.ones((6, 4)))), "only MinimumExpectedCost with a cost matrix"),
         (lambda: evaluate_scores(SCORES, np.ones((5, 4))), r"shape \(5, 4\) for 6 samples .* \(4, 4\), .* \(6, 4\)"),
         (lambda: evaluate_scores(SCORES, RULE.costs, example_costs=np.ones((6, 3))), r"\(6, 4\) is needed"),
         (lambda: evaluate_scores(SCORES, RULE.costs, "cheapest"), "unknown decision 'cheapest'"),
@@ -461,14 +458,23 @@ def test_a_rule_goes_through_json_and_decides_the_same(calibration, referral_cos
     costs = CostMatrix.pareto(4, seed=1)
     rule = replace(MinimumExpectedCost.calibrated(logits, labels, costs, calibration), priors=(1, 2, 1, 0.5))
     rule = rule if referral_cost is None else Abstention(rule, referral_cost)
-    back = from_plain(json.loads(json.dumps(to_plain(rule))), costs.classes)
+    back = build(Decision, json.loads(json.dumps(plain(Decision.of(rule)))), "rule").rule(costs)
     np.testing.assert_array_equal(back(logits), rule(logits))
-    assert to_plain(back) == to_plain(rule)
+    assert back == rule
 
 
 @pytest.mark.parametrize(
-    "broken", [{}, {"costs": [[0, 1], [1, 0]]}, {"costs": "x", "vector": None, "referral_cost": None}]
+    ("broken", "message"),
+    [
+        ({"costs": [[0, 1], [1, 0]]}, "file: unknown key 'costs'; known keys: temperature, vector, priors"),
+        ({"vector": [1, 2]}, r"file: vector is \[1, 2\]; a table"),
+        ({"vector": {"scale": [1.0, 2.0]}}, "file: vector: bias is missing"),
+        ({"temperature": "hot"}, "file: temperature is 'hot'; a number is needed"),
+        ({"temperature": 0}, "temperature must be a positive number"),
+        ({"vector": {"scale": [1.0, 2.0], "bias": [0.0, 0.0]}}, "vector has 2 scales and 2 biases for 3 classes"),
+        ({"priors": [1.0]}, "each of the 3 classes"),
+    ],
 )
-def test_what_is_no_rule_is_refused(broken):
-    with pytest.raises(InputError, match="no decision rule"):
-        from_plain(broken)
+def test_what_is_no_rule_is_refused(broken, message):
+    with pytest.raises(InputError, match=message):
+        build(Decision, broken, "file").rule(CostMatrix.uniform(3))

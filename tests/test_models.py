@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,18 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import csada
 from csada import models
 from csada.errors import InputError
 from csada.models.folded import foldable, folded_forward
-
-CONFIG = {
-    "architecture": "cnn",
-    "arguments": {"channels": 1, "size": 8, "width": 4},
-    "classes": ["cat", "dog", "emu"],
-    "normalization": {"mean": [0.3], "std": [0.2], "scale": 16.0},
-    "metadata": {"data": "digits", "epochs": 3},
-}
 
 
 def small_cnn(seed: int = 5) -> nn.Module:
@@ -210,153 +198,12 @@ def test_freezing_all_but_the_head_lets_only_the_head_learn() -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
-# --- saved models
-
-
-def test_a_saved_model_comes_back_with_its_weights_its_logits_and_its_config(tmp_path: Path) -> None:
-    model = small_cnn().to(memory_format=torch.channels_last)
-    saved = models.save(model, tmp_path / "a" / "bundle", config=CONFIG)
-    assert sorted(p.name for p in saved.iterdir()) == ["model.json", "model.safetensors"]
-    loaded = models.load(str(saved))
-    assert same_weights(model, loaded)
-    assert not loaded.training
-    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(loaded(x), model.eval()(x))
-    assert models.read_config(saved) == CONFIG | {"input": None, "decision": None}
-    models.save(loaded, tmp_path / "again", config=models.read_config(saved))  # a config that was read can be written
-    assert same_weights(model, models.load(tmp_path / "again"))
-
-
-def test_what_csdnn_trains_can_be_saved(tmp_path: Path) -> None:
-    """It is a multilayer perceptron with sigmoids, whatever the model that was handed in."""
-    x, y = torch.randn(20, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
-    costs = csada.CostMatrix.pareto(3, seed=0)
-    start = models.create("cnn", 3, channels=1, size=4)
-    fitted = csada.fit(start, (x, y), "csdnn", costs, epochs=1, hidden=(6, 5), pretrain_epochs=1).model
-    arguments = {"features": 16, "hidden": [6, 5], "activation": "sigmoid"}
-    config = {"architecture": "mlp", "arguments": arguments, "classes": ["a", "b", "c"]}
-    loaded = models.load(models.save(fitted, tmp_path, config=config))
-    assert torch.equal(loaded(x), fitted(x))
-
-
-def test_a_folder_without_a_note_of_its_config_still_loads(tmp_path: Path) -> None:
-    """As older ones have it: their weights alone are vouched for. Metadata are notes that anybody may change."""
-    folder = models.save(small_cnn(), tmp_path, config=CONFIG)
-    edit_json(folder, metadata={"seen by": "a pharmacist"})
-    assert same_weights(models.load(folder), small_cnn())
-    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
-    edit_json(
-        folder,
-        classes=["emu", "dog", "cat"],
-        sha256=hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
-    )
-    assert same_weights(models.load(folder), small_cnn())
-
-
-def test_a_resnet_keeps_its_batch_norm_statistics(tmp_path: Path) -> None:
-    model = models.create("resnet9", 3, channels=1)
-    model(torch.randn(8, 1, 16, 16, generator=torch.Generator().manual_seed(0)))  # moves the running statistics
-    config = {"architecture": "resnet9", "arguments": {"channels": 1}, "classes": ["a", "b", "c"]}
-    assert same_weights(model, models.load(models.save(model, tmp_path, config=config)))
-
-
-def test_saving_again_replaces_the_model_and_leaves_other_files_alone(tmp_path: Path) -> None:
-    (tmp_path / "history.jsonl").write_text("{}\n")
-    models.save(small_cnn(1), tmp_path, config=CONFIG)
-    models.save(small_cnn(2), tmp_path, config=CONFIG)
-    assert same_weights(small_cnn(2), models.load(tmp_path))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["history.jsonl", "model.json", "model.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"architecture": "resnet9", "arguments": {}}, "unexpected: conv1.bias, conv2.weight"),
-        ({"arguments": {"channels": 1, "size": 8, "width": 8}}, r"conv1.weight is \(4, 1, 3, 3\) and should be \(8, "),
-        ({"arguments": {"channels": 1}}, "missing a required argument: 'size'"),
-        ({"arguments": [1, 8]}, "arguments is"),
-        ({"architecture": None}, "architecture is None"),
-        ({"architecture": "cnm"}, "did you mean 'cnn'"),
-        ({"classes": ["cat", "dog", "cat"]}, "all different"),
-        ({"classes": None}, "list a name"),
-        ({"metadata": {"tensor": torch.zeros(1)}}, "plain values"),
-        ({"metadata": {"loss": float("nan")}}, "plain values"),
-        ({"notes": "x"}, "unknown key 'notes'; known keys: architecture"),
-    ],
-)
-def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path, change: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        models.save(small_cnn(), tmp_path / "bundle", config={**CONFIG, **change})
-    assert not list(tmp_path.iterdir())
-
-
-def edit_json(folder: Path, **change: object) -> None:
-    file = folder / "model.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-
-
-def flip_a_byte(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
-def truncate(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-@pytest.mark.parametrize(
-    ("tamper", "message"),
-    [
-        (lambda d: (d / "model.safetensors").unlink(), "no weights at"),
-        (lambda d: (d / "model.json").unlink(), "no saved model"),
-        (lambda d: shutil.rmtree(d), "no saved model"),
-        (truncate, "cannot read the weights"),
-        (flip_a_byte, "is damaged"),
-        (lambda d: (d / "model.json").write_text("{"), "model.json is damaged"),
-        (lambda d: (d / "model.json").write_text("[]"), "not of format 1"),
-        (lambda d: edit_json(d, format=2), "not of format 1"),
-        (lambda d: edit_json(d, architecture="mlp", arguments={"features": 64}), "missing: linear1.weight.*unexpected"),
-        (lambda d: edit_json(d, arguments={"channels": 1, "size": 8, "width": "4"}), "make no cnn"),
-        (lambda d: edit_json(d, classes=["a", "b"]), r"fc.weight is \(3, 64\) and should be \(2, 64\)"),
-        (lambda d: edit_json(d, architecture="os:system", arguments={"command": "true"}), "trust=True, or --trust"),
-        (lambda d: edit_json(d, classes=["emu", "dog", "cat"]), "model.json is not the one that was saved with"),
-        (lambda d: edit_json(d, normalization={"mean": [0.3], "std": [-0.2], "scale": 16.0}), "normalization is"),
-        (lambda d: edit_json(d, normalization={"mean": [0.3, 0.2], "std": [0.2]}), "normalization is"),
-        (lambda d: edit_json(d, normalization={"mean": ["a"], "std": [0.2], "scale": 1}), "normalization is"),
-        (lambda d: edit_json(d, normalization=[0.3, 0.2]), r"normalization is \[0.3, 0.2\]; give mean, std"),
-        (lambda d: edit_json(d, classes=[["cat"], ["dog"], ["emu"]]), "classes is"),
-        (lambda d: edit_json(d, classes=[1, 2, 3]), r"classes is \[1, 2, 3\]; list a name"),
-        (lambda d: edit_json(d, input=3), "input is 3; give the shape"),
-        (lambda d: edit_json(d, input={"shape": "8", "dtype": "uint8"}), "input is"),
-        (lambda d: edit_json(d, input={"shape": [1, 0, 8], "dtype": "uint8"}), "input is"),
-        (lambda d: edit_json(d, decision="argmax"), "decision is 'argmax'; give a table"),
-        (lambda d: edit_json(d, metadata=[]), r"metadata is \[\]; give a table"),
-        (lambda d: edit_json(d, architecture=[]), r"architecture is \[\]"),
-        # more memory than there is: it must be compared before it is built
-        (lambda d: edit_json(d, architecture="mlp", arguments={"features": 64, "hidden": [10**7] * 2}), "does not fit"),
-    ],
-)
-def test_a_damaged_or_foreign_folder_says_what_is_wrong(tmp_path: Path, tamper, message: str) -> None:
-    folder = models.save(small_cnn(), tmp_path / "bundle", config=CONFIG)
-    tamper(folder)
-    with pytest.raises(InputError, match=message):
-        models.load(folder)
-
-
-def test_load_takes_names_and_refuses_what_does_not_belong(tmp_path: Path) -> None:
+def test_load_takes_names_and_refuses_what_it_does_not_know() -> None:
     assert same_weights(models.load("cnn", 3, channels=1, size=8, width=4, seed=5), small_cnn(5))
-    folder = models.save(small_cnn(), tmp_path / "bundle", config=CONFIG)
-    assert same_weights(models.load(folder, classes=3), small_cnn())
     for call, message in (
         (lambda: models.load("cnn", channels=1, size=8), "how many classes"),
-        (lambda: models.load(folder, classes=4), "has 3 classes, not 4"),
-        (lambda: models.load(folder, width=4), "carries its own arguments"),
-        (lambda: models.load("runs/nowhere"), "neither a model, nor a folder"),
+        (lambda: models.load("runs/nowhere"), "neither a model nor package.module:factory"),
         (lambda: models.load("resnet"), "did you mean"),
-        (lambda: models.save(small_cnn(), folder / "model.json", config=CONFIG), "is a file"),
     ):
         with pytest.raises(InputError, match=message):
             call()
@@ -388,18 +235,13 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("own_models_of_a_user", None)
 
 
-def test_an_import_path_gives_the_users_own_model(own_models: str, tmp_path: Path) -> None:
+def test_an_import_path_gives_the_users_own_model(own_models: str) -> None:
     state = torch.get_rng_state()
     model = models.load(f"{own_models}:Net", classes=6, width=2)
     assert torch.equal(torch.get_rng_state(), state)
     assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 6)
     assert same_weights(model, models.load(f"{own_models}:Net", classes=6, width=2))
     assert models.load(f"{own_models}:fixed").out_features == 5  # takes no classes, so it gets none
-    config = {"architecture": f"{own_models}:Net", "arguments": {"width": 2}, "classes": list("abcdef")}
-    folder = models.save(model, tmp_path / "bundle", config=config)
-    with pytest.raises(InputError, match="names code to run"):
-        models.load(folder)
-    assert same_weights(model, models.load(folder, trust=True))
 
 
 @pytest.mark.parametrize(
@@ -472,11 +314,6 @@ def test_a_torch_file_loads_even_an_old_one_without_counters_or_a_head(tmp_path:
     assert torch.equal(model.bn1.running_mean, source.bn1.running_mean)
     with pytest.raises(InputError, match=r"missing: fc.weight, fc.bias$"):
         models.load_weights(model, tmp_path / "body.pth", head="keep")
-
-
-def test_a_saved_bundle_serves_as_weights(tmp_path: Path) -> None:
-    folder = models.save(small_cnn(1), tmp_path, config=CONFIG)
-    assert same_weights(small_cnn(1), models.load_weights(small_cnn(2), folder))
 
 
 class Dangerous:

@@ -1,4 +1,4 @@
-"""One decision: the same logits are decided alike by Python, scikit-learn, MetaCost, the report and ONNX."""
+"""One decision: the same logits are decided alike by Python, the classifier, scikit-learn, MetaCost, the report and ONNX."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import json
 import numpy as np
 import pytest
 import torch
-from csada.experiments.evidence import counts
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
+from csada.classifier import Classifier, Input, Member
 from csada.costs import CostMatrix
+from csada.data.augment import Normalization
 from csada.data.splits import Part
-from csada.decisions import Abstention, MinimumExpectedCost, VectorScaling, from_plain, to_plain
-from csada.evaluation import Scores, evaluate_scores
+from csada.decisions import Abstention, Decision, MinimumExpectedCost, VectorScaling
+from csada.evidence import PARTS, Environment, Evidence
 from csada.methods.metacost import relabelled
 from csada.metrics import REFER
-from csada.report.page import Evidence, _paid
+from csada.reading import build, plain
+from csada.sample import Sample
 from csada.shipping.graph import Deployed, decide_in_torch
 from csada.sklearn import CSADAClassifier, MinimumExpectedCostClassifier
 
 CASES, SAMPLES = 1000, 6
+SIZES = dict.fromkeys(("train", *PARTS), SAMPLES)
+NOWHERE = Environment("", None, "", {}, "", 1)
 NAMES = ("class", "probability", "expected_cost", "refer", "criterion")
 
 
@@ -95,13 +99,13 @@ def by_scikit_learn(rule, logits):
         yield scores.argmax(1) if scores.ndim == 2 else (scores > 0).astype(int)
 
 
-def paid_in_the_report(rule, logits, labels):
-    """[N]: the report reads the rule from the record, and pays sample by sample."""
-    evaluation = evaluate_scores(Scores(torch.from_numpy(logits), torch.from_numpy(labels)), rule_costs(rule), rule)
-    read = from_plain(json.loads(json.dumps(to_plain(rule))))
-    arrays = {"after_test": logits, "test_labels": labels}
-    row = "after + rule"
-    return _paid(Evidence({}, arrays, evaluation.costs, {row: evaluation}, {"after": read}), row)
+def in_the_report(rule, logits, labels):
+    """The report reads the rule from a file, and pays sample by sample."""
+    costs, row = rule_costs(rule), "before + rule"
+    read = {"before": build(Decision, json.loads(json.dumps(plain(Decision.of(rule)))), "rule")}
+    arrays = {f"before_{part}": logits for part in PARTS} | {f"{part}_labels": labels for part in PARTS}
+    arrays |= {"costs": costs.values}
+    return Evidence("", costs.classes, SIZES, "", "", {}, 0.5, 0.0, read, row, (), NOWHERE, "", arrays=arrays)
 
 
 def rule_costs(rule):
@@ -115,10 +119,7 @@ class Graph(nn.Module):
 
 def parameters(whole):
     """A rule as the graph holds it."""
-    given = {"shape": [len(rule_costs(whole))], "dtype": "float32"}
-    names = [str(k) for k in range(given["shape"][0])]
-    config = {"classes": names, "normalization": None, "input": given, "decision": to_plain(whole)}
-    graph = Deployed(nn.Identity(), config)
+    graph = Deployed(nn.Identity(), Sample((len(rule_costs(whole)),)), Normalization(), whole)
     numbers = (torch.tensor(value, dtype=torch.float64) for value in (graph.strength, graph.unit, graph.limit))
     return (graph.scale, graph.bias, graph.costs, *numbers)
 
@@ -160,6 +161,11 @@ def test_a_thousand_cases_are_decided_alike_everywhere(session):
         chosen, probability, expected, refer, criterion = session(logits, *parameters(whole))
         assert np.array_equal(chosen, decided.chosen), seed
         assert np.array_equal(np.where(refer, REFER, chosen), final), seed
+        costs, given = rule.costs, Input((rule.classes,))
+        classifier = Classifier((Member(nn.Identity()),), given, costs.classes, costs, Decision.of(whole))
+        assert np.array_equal(classifier.predict(logits), final), seed
+        told = classifier.decide(logits)
+        assert np.array_equal(told[0], chosen) and np.array_equal(told[3], refer), seed
         unit, rows = rule.costs.values.max(), np.arange(SAMPLES)
         np.testing.assert_allclose(probability, decided.probabilities[rows, chosen], atol=1e-12)
         np.testing.assert_allclose(expected, decided.expected_costs, atol=1e-12 * unit)
@@ -167,10 +173,12 @@ def test_a_thousand_cases_are_decided_alike_everywhere(session):
 
         labels = np.random.default_rng(seed).integers(0, rule.classes, SAMPLES)
         real = np.where(final == REFER, getattr(whole, "referral_cost", 0.0), rule.costs.values[labels, final])
-        assert np.array_equal(paid_in_the_report(whole, logits, labels), real), seed
-        table = np.zeros((rule.classes, rule.classes + isinstance(whole, Abstention)), int)
+        report = in_the_report(whole, logits, labels)
+        assert np.array_equal(report.paid("before + rule"), real), seed
+        table = np.zeros((rule.classes, rule.classes + 1), int)
         np.add.at(table, (labels, final), 1)  # REFER, -1, is the last column
-        assert counts(Scores(torch.from_numpy(logits), torch.from_numpy(labels)), whole) == table.tolist(), seed
+        counted = report.test["before + rule"]
+        assert np.array_equal(counted.confusion, table[:, :-1]) and counted.referred == table[:, -1].sum(), seed
 
         full = MinimumExpectedCost(rule.costs, rule.temperature, rule.vector, rule.priors)
         network, network_scores, wrapper, wrapper_scores = by_scikit_learn(full, logits)

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import csada
 from csada.errors import RunError
 from csada.methods.csada import ESTIMATORS, Tasks
-from csada.training.loop import read_checkpoint
+from csada.training.checkpoints import read_checkpoint
 from csada.training.parallel import place
 
 COSTS = csada.CostMatrix([[0, 4.0, 1.0, 0], [2.0, 0, 0, 1.0], [0, 3.0, 0, 5.0], [0, 0, 0, 0]])

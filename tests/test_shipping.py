@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import fcntl
 import io
 import json
@@ -11,25 +10,30 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from csada.shipping.predict import open_model, predict
 from PIL import Image, ImageOps
 from test_data import TOO_LARGE
 from torch import nn
 
 import csada
+from csada.classifier import Classifier, Input, Member
 from csada.costs import CostMatrix
 from csada.data import cache
-from csada.decisions import Abstention, MinimumExpectedCost, VectorScaling, to_plain
+from csada.data.augment import Normalization
+from csada.decisions import Abstention, Decision, MinimumExpectedCost, VectorScaling, argmax
 from csada.errors import InputError, RunError
 from csada.evaluation import predict_logits
-from csada.models import create, read_config, save
+from csada.models import create
 from csada.pixels import square
-from csada.shipping.graph import Deployed, load
+from csada.reading import plain
+from csada.sample import Sample
+from csada.shipping.graph import Deployed
+from csada.workflow.predict import open_model, predict
 
 try:
     import onnx
@@ -42,7 +46,7 @@ needs_onnx = pytest.mark.skipif(onnx is None, reason="the extra [onnx] is not in
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 DIGITS = CostMatrix.pareto(10, seed=0)
 RULES = {
-    "argmax": None,
+    "argmax": argmax,
     "rule": MinimumExpectedCost(DIGITS, 1.3, strength=0.7),
     "everything": Abstention(
         MinimumExpectedCost(
@@ -66,18 +70,12 @@ def table(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def bundle(folder, model, architecture, arguments, shape, classes=10, rule=None, normalization=None, **given):
-    names = [str(k) for k in range(classes)] if isinstance(classes, int) else classes
-    config = {
-        "architecture": architecture,
-        "arguments": arguments,
-        "classes": names,
-        "normalization": normalization and dataclasses.asdict(normalization),
-        "input": {"shape": list(shape), "dtype": "uint8"} | given,
-        "decision": rule and to_plain(rule),
-        "metadata": {"method": "csada"},
-    }
-    return save(model, folder, config=config)
+def inner(rule):
+    return rule.rule if isinstance(rule, Abstention) else rule
+
+
+def graph(classifier):
+    return Deployed(classifier.network, classifier.input, classifier.input.normalization, classifier.rule)
 
 
 def assert_same_rows(left, right):
@@ -103,11 +101,16 @@ def cnn(digits):
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory, digits, cnn):
-    root = tmp_path_factory.mktemp("bundles")
-    arguments = {"channels": 1, "size": 8}
-    for name, rule in RULES.items():
-        bundle(root / name, cnn, "cnn", arguments, (1, 8, 8), rule=rule, normalization=digits.train.normalization)
+def classifiers(digits, cnn):
+    given = {"architecture": "cnn", "arguments": {"channels": 1, "size": 8}}
+    return {name: Classifier.of(cnn, digits, DIGITS, decision=rule, **given) for name, rule in RULES.items()}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, classifiers):
+    root = tmp_path_factory.mktemp("saved")
+    for name, classifier in classifiers.items():
+        classifier.save(root / name)
     return root
 
 
@@ -123,22 +126,20 @@ def images(tmp_path_factory, digits):
 
 
 @pytest.fixture(scope="module")
-def exported(bundles):
-    """The ONNX files of all bundles, written as a user does, the last one for float32 inputs."""
+def exported(saved, classifiers):
+    """The ONNX files of all classifiers, the last one for float32 inputs."""
     if onnx is None:
         pytest.skip("the extra [onnx] is not installed")
-    from csada.shipping.export import export
-
-    for name in RULES:
-        export(bundles / name, bundles / f"{name}.onnx")
-    export(bundles / "everything", bundles / "float32.onnx", "float32")
-    return bundles
+    for name, classifier in classifiers.items():
+        classifier.export(saved / f"{name}.onnx")
+    classifiers["everything"].export(saved / "float32.onnx", "float32")
+    return saved
 
 
 @pytest.fixture(scope="module")
-def model(bundles, request):
-    """What starts fastest: the exported file, and the bundle where onnx is absent."""
-    return bundles / "rule" if onnx is None else request.getfixturevalue("exported") / "rule.onnx"
+def model(saved, request):
+    """What starts fastest: the exported file, and the folder where onnx is absent."""
+    return saved / "rule" if onnx is None else request.getfixturevalue("exported") / "rule.onnx"
 
 
 # the rule inside the graph
@@ -146,20 +147,15 @@ def model(bundles, request):
 
 def deployed(rule, classes):
     """Logits in, decisions out: a graph around no model at all."""
-    names = [str(k) for k in range(classes)]
-    given = {"shape": [classes], "dtype": "float32"}
-    return Deployed(
-        nn.Identity(), {"classes": names, "normalization": None, "input": given, "decision": rule and to_plain(rule)}
-    )
+    return Deployed(nn.Identity(), Sample((classes,)), Normalization(), Decision.of(rule).rule(inner(rule).costs))
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_class_is_the_one_of_the_least_criterion_and_the_cost_is_the_expected_one(name):
     logits = np.random.default_rng(0).normal(0, 2, (300, 10)).astype(np.float32)
-    whole = RULES[name] or MinimumExpectedCost(CostMatrix.uniform(10), strength=0.0)
-    rule = whole.rule if isinstance(whole, Abstention) else whole
-    decided = rule.decide(logits)
-    chosen, p, expected, refer, criterion = (v.numpy() for v in deployed(RULES[name], 10)(torch.from_numpy(logits)))
+    whole = MinimumExpectedCost(DIGITS, strength=0.0) if name == "argmax" else RULES[name]
+    decided = inner(whole).decide(logits)
+    chosen, p, expected, refer, criterion = (v.numpy() for v in deployed(whole, 10)(torch.from_numpy(logits)))
     assert np.array_equal(chosen, decided.chosen) and np.array_equal(chosen, criterion.argmin(1))
     np.testing.assert_allclose(p, decided.probabilities[np.arange(300), chosen])
     np.testing.assert_allclose(expected, decided.expected_costs)
@@ -181,12 +177,13 @@ def test_among_classes_that_cost_the_same_the_likelier_wins():
     assert np.array_equal(deployed(pair, 20)(torch.from_numpy(logits))[0].numpy(), pair(logits))
 
 
-def test_a_bundle_without_a_rule_takes_the_most_probable_class(bundles, digits, cnn):
+def test_a_classifier_without_costs_and_rule_takes_the_most_probable_class(digits, cnn):
     logits = predict_logits(cnn, digits).logits
-    chosen, p, expected, refer, _ = load(bundles / "argmax")(digits.test.x)
-    assert torch.equal(chosen, logits.argmax(1)) and not refer.any()
-    torch.testing.assert_close(p, logits.double().softmax(1).amax(1), atol=1e-5, rtol=0)
-    torch.testing.assert_close(expected, 1 - logits.double().softmax(1), atol=1e-5, rtol=0)
+    for decided in (plain_cnn := Classifier.of(cnn, digits)).decide(digits.test.x), graph(plain_cnn)(digits.test.x):
+        chosen, p, expected, refer, _ = map(torch.as_tensor, decided)
+        assert torch.equal(chosen, logits.argmax(1)) and not refer.any()
+        torch.testing.assert_close(p, logits.double().softmax(1).amax(1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(expected, 1 - logits.double().softmax(1), atol=1e-5, rtol=0)
 
 
 # pixels
@@ -225,10 +222,10 @@ def test_notes_that_cannot_be_read_do_not_spoil_a_picture(name, tmp_path):
     assert abs(square((tmp_path / name).read_bytes(), 8).astype(int) - 90).max() < 3
 
 
-def test_predict_decides_as_the_rule_does_on_the_data_themselves(bundles, images, digits, cnn):
+def test_predict_decides_as_the_rule_does_on_the_data_themselves(saved, images, digits, cnn):
     rule = RULES["everything"]
     logits = predict_logits(cnn, digits).logits[:40].numpy()
-    rows = list(predict(open_model(bundles / "everything", "cpu"), [images], batch_size=7))
+    rows = list(predict(open_model(saved / "everything", "cpu"), [images], batch_size=7))
     decided = rule(logits)
     assert [Path(row["file"]).name for row in rows] == [f"{i:02d}.png" for i in range(40)]
     assert [row["refer"] for row in rows] == (decided == -1).tolist() and 0 < (decided == -1).sum() < 40
@@ -245,17 +242,15 @@ def outputs(file, x):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_file_decides_as_the_bundle_does(exported, digits, name):
+def test_the_file_decides_as_the_classifier_does(exported, classifiers, digits, name):
     """Every test image; the file also takes other batches than the one it was traced with."""
-    ours = load(exported / name)
     for x in (digits.test.x, digits.test.x[:1]):
-        expected = [v.numpy() for v in ours(x)]
+        expected = classifiers[name].decide(x)
         found = outputs(exported / f"{name}.onnx", x.numpy())
         assert [v.dtype for v in found] == [np.int64, np.float64, np.float64, bool, np.float64]
         assert np.array_equal(found[0], expected[0]) and np.array_equal(found[3], expected[3])
-        np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
-        np.testing.assert_allclose(found[2], expected[2], atol=1e-4)
-        np.testing.assert_allclose(found[4], expected[4], atol=1e-4)
+        for i in (1, 2, 4):
+            np.testing.assert_allclose(found[i], expected[i], atol=1e-4)
 
 
 def test_float32_inputs_are_the_same_pixels(exported, digits):
@@ -277,86 +272,74 @@ def test_float32_inputs_are_the_same_pixels(exported, digits):
     ],
 )
 def test_every_model_of_csada_can_be_exported(tmp_path, architecture, arguments, shape):
-    from csada.shipping.export import export
-
-    folder = bundle(tmp_path / "b", create(architecture, 10, **arguments), architecture, arguments, shape)
-    about = export(folder, tmp_path / "m.onnx")
-    assert about["difference"] < 1e-4
+    member = Member(create(architecture, 10, **arguments))
+    classifier = Classifier((member,), Input(shape, "uint8"), tuple(map(str, range(10))))
+    assert classifier.export(tmp_path / "m.onnx").difference < 1e-4
     x = np.random.default_rng(0).integers(0, 256, (3, *shape), dtype=np.uint8)
-    np.testing.assert_allclose(outputs(tmp_path / "m.onnx", x)[2], load(folder)(torch.from_numpy(x))[2], atol=1e-4)
+    np.testing.assert_allclose(outputs(tmp_path / "m.onnx", x)[2], classifier.expected_costs(x), atol=1e-4)
 
 
 @needs_onnx
-def test_photographs_through_the_bundle_and_through_the_file(tmp_path):
-    from csada.shipping.export import export
-
+def test_photographs_through_the_folder_and_through_the_file(tmp_path):
     pills = csada.data.load("pills", scale=0.01, size=32)
     k = len(pills.classes)
-    rule = MinimumExpectedCost(CostMatrix.pareto(k, seed=1), 2.0)
-    folder = bundle(
-        tmp_path / "b",
-        create("resnet9", k),
-        "resnet9",
-        {},
-        (3, 32, 32),
-        pills.classes,
-        rule,
-        pills.train.normalization,
-    )
-    export(folder, tmp_path / "m.onnx")
+    costs = CostMatrix(CostMatrix.pareto(k, seed=1).values, pills.classes)
+    rule = MinimumExpectedCost(costs, 2.0)
+    classifier = Classifier.of(create("resnet9", k), pills, costs, architecture="resnet9", decision=rule)
+    classifier.save(tmp_path / "b")
+    classifier.export(tmp_path / "m.onnx")
     (tmp_path / "photos").mkdir()
     for i, pixels in enumerate(pills.test.x[:12]):
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / "photos" / f"{i:02d}.png")
-    by_bundle, by_file = (
+    by_folder, by_file = (
         list(predict(open_model(tmp_path / name, "cpu"), [tmp_path / "photos"], every=True)) for name in ("b", "m.onnx")
     )
-    assert_same_rows(by_bundle, by_file)
-    chosen = load(folder)(pills.test.x[:12])[0]
+    assert_same_rows(by_folder, by_file)
+    chosen = classifier.predict(pills.test.x[:12])
     assert [row["class"] for row in by_file] == [pills.classes[k] for k in chosen]
 
 
-def test_the_file_describes_itself_and_says_nothing_of_the_machine(exported, bundles):
+def test_the_file_describes_itself_and_says_nothing_of_the_machine(exported, classifiers):
     model = onnx.load(exported / "everything.onnx")
     about = json.loads({p.key: p.value for p in model.metadata_props}["csada"])
-    config = read_config(bundles / "everything")
-    assert {key: about[key] for key in ("classes", "input", "decision")} == {
-        key: config[key] for key in ("classes", "input", "decision")
-    }
-    assert about["csada"] == csada.__version__ and about["card"] == {"architecture": "cnn", "method": "csada"}
+    ours = classifiers["everything"]
+    assert about["classes"] == list(ours.classes) and about["decision"] == plain(ours.decision)
+    assert about["input"] == {"shape": [1, 8, 8], "dtype": "uint8", "columns": None}
+    assert about["costs"] == ours.costs.values.tolist() and about["csada"] == csada.__version__
     assert [o.name for o in model.graph.output] == ["class", "probability", "expected_cost", "refer", "criterion"]
     content = (exported / "everything.onnx").read_bytes()
     assert b".py" not in content and os.fsencode(Path(csada.__file__).parent) not in content
 
 
-def test_a_file_that_decides_otherwise_is_found_out(exported, digits):
+def test_a_file_that_decides_otherwise_is_found_out(exported, classifiers, digits):
     """What export checks before the file gets its name, on two models that differ in their rule alone."""
     from csada.shipping.export import compare
 
     session = onnxruntime.InferenceSession(exported / "rule.onnx", providers=["CPUExecutionProvider"])
-    assert compare(session, load(exported / "rule"), digits.test.x) < 1e-4
+    assert compare(session, graph(classifiers["rule"]), digits.test.x) < 1e-4
     with pytest.raises(RunError, match="does not decide as PyTorch does"):
-        compare(session, load(exported / "argmax"), digits.test.x)
+        compare(session, graph(classifiers["argmax"]), digits.test.x)
 
 
 @needs_onnx
-def test_an_export_that_fails_leaves_the_old_file_whole(bundles, tmp_path):
+def test_an_export_that_fails_leaves_the_old_file_whole(saved, tmp_path):
     """A disk that is full: here, a limit on the size of files."""
     out = tmp_path / "model.onnx"
     out.write_bytes(b"the old one")
     small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # noqa: E731
-    failed = run("export", bundles / "rule", "--out", out, preexec_fn=small)
+    failed = run("export", saved / "rule", "--out", out, preexec_fn=small)
     assert failed.returncode == 1 and "is kept" in failed.stderr and len(failed.stderr.splitlines()) == 1
     assert out.read_bytes() == b"the old one" and os.listdir(tmp_path) == ["model.onnx"]
-    done = run("export", bundles / "rule", "--out", out, "--json")
+    done = run("export", saved / "rule", "--out", out, "--json")
     assert done.returncode == 0 and done.stderr == ""
     about = json.loads(done.stdout)
     assert about["bytes"] == out.stat().st_size > 50_000 and os.listdir(tmp_path) == ["model.onnx"]
 
 
-def test_the_extra_that_is_missing_is_named(bundles, tmp_path):
+def test_the_extra_that_is_missing_is_named(saved, tmp_path):
     code = "import sys; sys.modules['onnxruntime'] = None; sys.argv[0] = 'csada'; from csada.cli import main; main()"
     (tmp_path / "m.onnx").touch()
-    for arguments in (["export", bundles / "rule"], ["predict", tmp_path / "m.onnx", tmp_path]):
+    for arguments in (["export", saved / "rule"], ["predict", tmp_path / "m.onnx", tmp_path]):
         command = [sys.executable, "-c", code, *map(str, arguments)]
         failed = subprocess.run(command, capture_output=True, text=True, env=ENV)
         assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
@@ -366,12 +349,12 @@ def test_the_extra_that_is_missing_is_named(bundles, tmp_path):
 # the command
 
 
-def test_bundle_and_file_give_the_same_rows(exported, images):
-    by_bundle, by_file = (
+def test_folder_and_file_give_the_same_rows(exported, images):
+    by_folder, by_file = (
         run("predict", exported / name, images, "--all", "--format", "jsonl") for name in ("rule", "rule.onnx")
     )
-    assert by_bundle.returncode == by_file.returncode == 0 and by_bundle.stderr == by_file.stderr == ""
-    left, right = ([json.loads(line) for line in done.stdout.splitlines()] for done in (by_bundle, by_file))
+    assert by_folder.returncode == by_file.returncode == 0 and by_folder.stderr == by_file.stderr == ""
+    left, right = ([json.loads(line) for line in done.stdout.splitlines()] for done in (by_folder, by_file))
     assert_same_rows(left, right)
     costlier = 0
     for row in left:
@@ -384,8 +367,8 @@ def test_bundle_and_file_give_the_same_rows(exported, images):
     assert costlier > 0  # at this rule's strength, accuracy counts too
 
 
-def test_a_machine_that_only_predicts_needs_no_torch(exported, images):
-    code = "import sys; sys.modules['torch'] = None; from csada.cli import main; main()"
+def test_a_machine_that_only_predicts_needs_neither_torch_nor_scipy(exported, images):
+    code = "import sys; sys.modules.update(torch=None, scipy=None); from csada.cli import main; main()"
     command = [sys.executable, "-c", code, "predict", str(exported / "rule.onnx"), str(images)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV)
     assert done.returncode == 0, done.stderr
@@ -460,7 +443,7 @@ def test_what_may_never_end_is_not_read(model, images, tmp_path, kind):
     make(tmp_path / "model.onnx")
     code = """
 import sys
-from csada.shipping.predict import open_model, predict
+from csada.workflow.predict import open_model, predict
 print(*("error" in row for row in predict(open_model(sys.argv[1]), sys.argv[2:])))
 open_model(sys.argv[2] + "/../model.onnx")
 """
@@ -484,11 +467,10 @@ def test_a_reader_that_goes_away_is_no_crash(model, images):
         ("foreign.onnx", "was not written by csada"),
         ("text.onnx", "is no ONNX file"),
         ("folder", "is no saved model"),
-        ("old", "save the model again with csada train or csada fit"),
         ("nowhere", "does not exist"),
     ],
 )
-def test_what_is_no_model_is_said_in_one_line(tmp_path, images, cnn, name, message):
+def test_what_is_no_model_is_said_in_one_line(tmp_path, images, name, message):
     helper = onnx.helper
     value = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
@@ -497,8 +479,6 @@ def test_what_is_no_model_is_said_in_one_line(tmp_path, images, cnn, name, messa
     )
     (tmp_path / "text.onnx").write_text("hello")
     (tmp_path / "folder").mkdir()
-    config = {"architecture": "cnn", "arguments": {"channels": 1, "size": 8}, "classes": list("0123456789")}
-    save(cnn, tmp_path / "old", config=config)
     with pytest.raises(InputError, match=message) as error:
         open_model(tmp_path / name)
     assert "\n" not in str(error.value)
@@ -512,7 +492,7 @@ def test_what_is_no_model_is_said_in_one_line(tmp_path, images, cnn, name, messa
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A folder with a bundle and the CSV file that it learned: two features and a label."""
+    """A folder with a classifier and the CSV file that it learned: two features and a label."""
     root = tmp_path_factory.mktemp("rows")
     generator = np.random.default_rng(0)
     label = generator.integers(0, 3, 150)
@@ -521,9 +501,10 @@ def rows(tmp_path_factory):
     (root / "data.csv").write_text("age,dose,risk\n" + "\n".join(lines) + "\n")
     splits = csada.data.load(root / "data.csv")
     model = csada.fit(create("mlp", 3, features=2), splits, "cross_entropy", epochs=20, lr=0.1, batch_size=32).model
-    rule = Abstention(MinimumExpectedCost(CostMatrix.pareto(3, seed=0), 1.1), 0.2)
-    given = {"dtype": "float32", "columns": ["age", "dose"]}
-    bundle(root / "b", model, "mlp", {"features": 2}, (2,), splits.classes, rule, splits.train.normalization, **given)
+    costs = CostMatrix(CostMatrix.pareto(3, seed=0).values, splits.classes)
+    given = {"architecture": "mlp", "arguments": {"features": 2}}
+    rule = Abstention(MinimumExpectedCost(costs, 1.1), 0.2)
+    Classifier.of(model, splits, costs, decision=rule, **given).save(root / "b")
     return root
 
 
@@ -540,13 +521,11 @@ def test_rows_of_a_table_by_the_names_of_their_columns(rows, tmp_path):
         encoding="utf-8",
     )
     assert list(predict(model, [tmp_path / "other.csv"])) == found
-    unnamed = dataclasses.replace(model, input={"shape": [2], "dtype": "float32"})  # then by their place, label or not
+    unnamed = replace(model, input=Sample((2,)))  # then by their place, label or not
     (tmp_path / "bare.csv").write_text("x,y\n" + "".join(f"{row['age']},{row['dose']}\n" for row in read))
     assert list(predict(unnamed, [root / "data.csv"])) == list(predict(unnamed, [tmp_path / "bare.csv"])) == found
     if onnx is not None:
-        from csada.shipping.export import export
-
-        export(root / "b", tmp_path / "m.onnx")
+        Classifier.load(root / "b").export(tmp_path / "m.onnx")
         assert_same_rows(list(predict(open_model(tmp_path / "m.onnx"), [root / "data.csv"])), found)
 
 

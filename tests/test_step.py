@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from csada.step import is_static, says_static
 from torch import nn
 
 import csada
 from csada.models import cnn, mlp, resnet
 from csada.models.residual import ResNet
+from csada.training.checkpoints import read_checkpoint, write_checkpoint
+from csada.training.step import is_static, says_static
 
 COSTS = csada.CostMatrix.uniform(3)
 
@@ -81,10 +82,10 @@ def test_a_checkpoint_brings_no_other_device_s_way_of_working(tmp_path, optimize
     path = tmp_path / "checkpoint"
     with pytest.raises(KeyboardInterrupt):
         csada.fit(mlp(4, 3), (x, y), "cross_entropy", checkpoint=path, on_epoch=stop, **options)
-    plain = copy.deepcopy(state := torch.load(path, weights_only=True))
-    state["optimizer"]["param_groups"][0] |= {"lr": torch.tensor(7.0), "fused": True, "capturable": True}
+    plain = copy.deepcopy(of_gpu := read_checkpoint(path))
+    of_gpu.optimizer["param_groups"][0] |= {"lr": torch.tensor(7.0), "fused": True, "capturable": True}
     fitted = []
-    for saved in (plain, state):
-        torch.save(saved, path)
+    for saved in (plain, of_gpu):
+        write_checkpoint(path, saved)
         fitted.append(csada.fit(mlp(4, 3), (x, y), "cross_entropy", checkpoint=path, **options))
     assert fitted[0].history[-1]["loss"] == fitted[1].history[-1]["loss"]

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import csada
 from csada.errors import Diverged
-from csada.training import Settings, read_checkpoint, split_options
+from csada.training import Settings, split_options
+from csada.training.checkpoints import read_checkpoint
 
 COSTS = csada.CostMatrix.pareto(4, seed=0)
 

@@ -9,10 +9,9 @@ half-copied folder. Nothing in it is ever executed, unless it names a factory an
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as arrays_as_bytes
+from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
 from csada import data as datasets
@@ -37,7 +38,7 @@ from csada.metrics import REFER, Evaluation
 from csada.models import weights
 from csada.models.factories import rebuild, sketch
 from csada.models.weights import WEIGHTS, misfits
-from csada.reading import build, parse_json, plain, read_bytes, sha256, write_json
+from csada.reading import build, parse_json, plain, read_bytes, read_text, sha256, write_json
 from csada.report.card import card
 from csada.sample import Dtype, Sample
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 ARRAYS = "arrays.safetensors"
+PARTS = ("train", "validation", "test")
 MOST = 2**36  # bytes of weights or arrays
 
 Ids = NDArray[np.uint64]
@@ -56,6 +58,11 @@ class Input(Sample):
     """A sample as it is stored, and how it is normalised."""
 
     normalization: Normalization = field(default_factory=Normalization)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (n := len(self.normalization.mean)) not in (1, self.shape[0]):
+            raise InputError(f"{n} means and standard deviations for {self.shape[0]} channels or features")
 
     @classmethod
     def of(cls, splits: Splits) -> Input:
@@ -94,6 +101,14 @@ class Classifier:
         if self.costs is not None and self.costs.classes != self.classes:
             raise InputError(f"the costs name other classes: {name_changes(self.costs.classes, self.classes)}")
         self.decision.rule(self._costs)  # refuses what does not fit the classes
+        if self.trained_on.dtype != np.uint64 or self.trained_on.ndim != 1:
+            found = f"{self.trained_on.dtype} of shape {self.trained_on.shape}"
+            raise InputError(f"trained_on is {found}; uint64 of one dimension is needed")
+        if self.evidence is not None:
+            if self.evidence.classes != self.classes:
+                raise InputError("the evidence is about other classes")
+            if self.costs is None or not np.array_equal(self.costs.values, self.evidence.arrays.get("costs", ())):
+                raise InputError("the evidence is about other costs; evidence=None leaves it out")
 
     @classmethod
     def of(
@@ -111,9 +126,13 @@ class Classifier:
         decision: a rule such as MinimumExpectedCost; argmax unless given. architecture and arguments are needed by `save`
         alone: `package.module:factory` and what it is called with, or a name of csada.models.MODELS.
         """
-        if isinstance(costs, CostMatrix):
-            costs = costs.ordered(data.classes)
         given = decision if isinstance(decision, Decision) else Decision.of(decision or argmax)
+        inner = decision.rule if isinstance(decision, Abstention) else decision
+        own = inner.costs if isinstance(inner, MinimumExpectedCost) else None
+        if isinstance(table := costs or own, CostMatrix):
+            costs = table.ordered(data.classes)
+            if own is not None and not np.array_equal(own.values, costs.values):
+                raise InputError("the rule decides by other costs, or has the classes in another order than the data")
         member = Member(model, architecture, arguments or {})
         return cls((member,), Input.of(data), data.classes, costs, given, trained_on=np.unique(data.train.ids))
 
@@ -135,13 +154,14 @@ class Classifier:
 
     def logits(self, x: Any) -> Tensor:
         """x as it is stored, [N, ...]: pixels or rows."""
+        part = self._part(x, torch.zeros(len(x), dtype=torch.int64))
+        return predict_logits(self.network, part).logits if len(part) else torch.empty(0, len(self.classes))
+
+    def _part(self, x: Any, y: Any) -> Part:
         samples = torch.as_tensor(x)
         if tuple(samples.shape[1:]) != self.input.shape:
             raise InputError(f"samples of shape {tuple(samples.shape[1:])}; the classifier takes {self.input}")
-        if len(samples) == 0:
-            return torch.empty(0, len(self.classes))
-        nobody = torch.zeros(len(samples), dtype=torch.int64)
-        return predict_logits(self.network, Part(samples, nobody, self.input.normalization)).logits
+        return Part(samples, torch.as_tensor(y), self.input.normalization)
 
     def probabilities(self, x: Any) -> NDArray[np.float64]:
         """[N, K], calibrated."""
@@ -190,21 +210,20 @@ class Classifier:
 
     def scores(self, data: Any, part: str = "test", *, seen: str = "refuse") -> Scores:
         """Logits and labels of a part of the data ("all": of all), in their order."""
+        if part not in (*PARTS, "all"):
+            raise InputError(f"unknown part {part!r}; known: {', '.join(PARTS)}, all")
         if isinstance(data, tuple):
-            return predict_logits(
-                self.network, Part(torch.as_tensor(data[0]), torch.as_tensor(data[1]), self.input.normalization)
-            )
-        splits = self.adapt(self.load_data(data) if isinstance(data, str | os.PathLike) else data, every_class=False)
-        names = ("train", "validation", "test") if part == "all" else (part,)
-        if part not in ("train", "validation", "test", "all"):
-            raise InputError(f"unknown part {part!r}; known: train, validation, test, all")
-        parts = [getattr(splits, name) for name in names]
-        if part != "train":
-            parts = [
-                each if name == "train" else self.unseen(splits, name, seen)
-                for each, name in zip(parts, names, strict=True)
-            ]
+            parts = [self._part(*data)]
+        else:
+            given = self.load_data(data) if isinstance(data, str | os.PathLike) else data
+            splits = self.adapt(given, every_class=False)
+            names = PARTS if part == "all" else (part,)
+            parts = [splits.train if name == "train" else self.unseen(splits, name, seen) for name in names]
         found = [predict_logits(self.network, each) for each in parts if len(each)]
+        if not found:
+            raise InputError(
+                f"there are no samples in {part} to judge by, or none that the classifier was not trained on"
+            )
         return Scores(*map(torch.cat, zip(*found, strict=True)))
 
     # -- the data as it knows them -----------------------------------------------------------------
@@ -241,7 +260,10 @@ class Classifier:
 
         def known(part: Part) -> Part:
             x = part.x if places is None else part.x[:, places]
-            return replace(part, x=x, y=number[part.y], normalization=self.input.normalization)
+            costs = part.costs
+            if costs is not None:
+                costs = costs.new_zeros(len(part), len(self.classes)).index_copy_(1, number, costs)
+            return replace(part, x=x, y=number[part.y], normalization=self.input.normalization, costs=costs)
 
         train, validation, test = map(known, (splits.train, splits.validation, splits.test))
         return replace(splits, train=train, validation=validation, test=test, classes=self.classes, columns=columns)
@@ -315,23 +337,14 @@ class Classifier:
         """trust=True lets the folder name a factory of its own, which is code that runs."""
         folder = Path(folder)
         manifest = _read_manifest(folder)
-        try:
-            arrays = load_arrays(_checked(folder / ARRAYS, manifest.arrays))
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise InputError(f"{folder / ARRAYS} is damaged: {error}") from None
+        arrays = _tensors(folder / ARRAYS, manifest.arrays, load_arrays)
         (member,) = manifest.members
-        _checked(folder / member.file, member.sha256)
-        model = rebuild(
-            member.architecture,
-            len(manifest.classes),
-            member.arguments,
-            weights.read(folder / member.file),
-            str(folder / CONFIG),
-            trust,
-        )
-        evidence = manifest.evidence
+        state = _tensors(folder / WEIGHTS, member.sha256, load_tensors)
+        where, evidence = str(folder / CONFIG), manifest.evidence
         try:
-            own = {k: v for k, v in arrays.items() if k != "trained_on"}
+            if evidence is not None:
+                evidence = replace(evidence, arrays={k: v for k, v in arrays.items() if k != "trained_on"})
+            model = rebuild(member.architecture, len(manifest.classes), member.arguments, state, where, trust)
             return cls(
                 (Member(model.to(device), member.architecture, member.arguments),),
                 manifest.input,
@@ -341,10 +354,10 @@ class Classifier:
                 manifest.views,
                 arrays.get("trained_on", np.empty(0, np.uint64)),
                 manifest.training,
-                None if evidence is None else dataclasses.replace(evidence, arrays=own),
+                evidence,
             )
         except InputError as error:
-            raise InputError(f"{folder}: {error}; fit the model again") from None
+            raise InputError(str(error) if where in str(error) else f"{folder}: {error}; fit the model again") from None
 
     def export(self, path: str | os.PathLike[str], dtype: str | None = None) -> Exported:
         """One ONNX file: stored samples in, decisions out, on any machine with onnxruntime."""
@@ -385,7 +398,7 @@ def _read_manifest(folder: Path) -> _Manifest:
     file = folder / CONFIG
     if not file.exists():
         raise InputError(f"{folder} is no saved model: it has no {CONFIG}; csada train and csada fit write one")
-    values = parse_json(read_bytes(file).decode("utf-8", "replace"), str(file))
+    values = parse_json(read_text(file), str(file))
     found = values.get("format") if isinstance(values, dict) else None
     if found != FORMAT:
         raise InputError(
@@ -403,8 +416,11 @@ def _digest(values: dict[str, Any]) -> str:
     return sha256(json.dumps(values, sort_keys=True).encode())
 
 
-def _checked(path: Path, digest: str) -> bytes:
+def _tensors(path: Path, digest: str, load: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
     content = read_bytes(path, MOST)
     if sha256(content) != digest:
         raise InputError(f"{path} is damaged: it is not the file that {CONFIG} describes; copy the whole folder again")
-    return content
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None

@@ -27,9 +27,12 @@ ROWS = {
     "after": "the trained model",
     "after + rule": "the trained model, with its decision rule",
 }
-PICTURES = (  # arrays that belong together: one row per picture
-    ("mistakes", "mistake_images"),
-    ("examples", "original_images", "adversarial_images", "perturbations"),
+IMAGE = ("u1", (None, None, 3))
+PICTURES: tuple[
+    dict[str, tuple[str, tuple[int | None, ...]]], ...
+] = (  # arrays of as many rows; type and shape of a row
+    {"mistakes": ("i", (3,)), "mistake_images": IMAGE},
+    {"examples": ("i", (2,)), "perturbations": ("f", (2,)), "original_images": IMAGE, "adversarial_images": IMAGE},
 )
 
 Array = NDArray[Any]
@@ -115,31 +118,45 @@ class Evidence:
     arrays: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # kept in a file of their own
 
     def __post_init__(self) -> None:
-        if self.chosen not in self.rows_of(self.rules) or "before" not in self.rules:
+        if "before" not in self.rules or not set(self.rules) <= {"before", "after"}:
+            raise InputError(f"rules are for {', '.join(self.rules)}; before, or before and after, are needed")
+        if self.chosen not in self.rows_of(self.rules):
             raise InputError(f"chosen is {self.chosen!r}; known rows: {', '.join(self.rows_of(self.rules))}")
+        if missing := [part for part in ("train", *PARTS) if part not in self.samples]:
+            raise InputError(f"samples lacks {', '.join(missing)}")
         if not self.arrays:
             return
         k = len(self.classes)
+        numbers: list[Any] = [[(a.truth, a.predicted) for line in self.history for a in line.attacks]]
         for part in HELD_OUT:
-            n = len(self._array(f"{part}_labels", (None,), "i"))
+            labels = self._array(f"{part}_labels", "i", (None,))
+            numbers.append(labels)
             for side in self.rules:
-                self._array(f"{side}_{part}", (n, k), "f")
-        self._array("costs", (k, k), "f")
-        for names in PICTURES:
-            if len({len(self.arrays.get(name, ())) for name in names}) > 1:
-                raise InputError(f"{', '.join(names)} differ in length")
+                self._array(f"{side}_{part}", "f", (len(labels), k))
+        self._array("costs", "f", (k, k))
+        for rule in self.rules.values():
+            rule.rule(self.costs)  # refuses what does not fit the classes
+        for group in PICTURES:
+            if not any(name in self.arrays for name in group):
+                continue
+            first, *others = (self._array(name, kind, (None, *row)) for name, (kind, row) in group.items())
+            if any(len(first) != len(other) for other in others):
+                raise InputError(f"{', '.join(group)} differ in length")
+            numbers.append(first[:, -2:])  # truth and predicted
+        for each in map(np.asarray, numbers):
+            if each.size and not 0 <= each.min() <= each.max() < k:
+                raise InputError(f"the evidence does not fit together: it numbers classes {each.min()} to {each.max()}")
 
-    def _array(self, name: str, shape: tuple[int | None, ...], kind: str) -> Array:
-        found = self.arrays.get(name)
-        if (
-            found is None
-            or found.dtype.kind != kind
-            or not all(b in (None, a) for a, b in zip((*found.shape, -1), (*shape, -1), strict=False))
-            or found.ndim != len(shape)
-        ):
-            got = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
-            raise InputError(f"the evidence does not fit together: {name} is {got}")
-        return np.asarray(found)
+    def _array(self, name: str, kind: str, shape: tuple[int | None, ...]) -> Array:
+        if name not in self.arrays:
+            raise InputError(f"the evidence does not fit together: {name} is missing")
+        found = np.asarray(self.arrays[name])
+        fits = len(found.shape) == len(shape) and all(b in (None, a) for a, b in zip(found.shape, shape, strict=True))
+        if not fits or not found.dtype.str[1:].startswith(kind):
+            raise InputError(f"the evidence does not fit together: {name} is {found.dtype} of shape {found.shape}")
+        if not np.isfinite(found).all():
+            raise InputError(f"the evidence does not fit together: {name} is not finite")
+        return found
 
     @staticmethod
     def rows_of(sides: Mapping[str, Any]) -> list[str]:

@@ -62,13 +62,15 @@ def read_json(path: str | os.PathLike[str], kind: type[T], most: int = MOST_BYTE
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Plain JSON: no NaN, no nesting that exhausts the stack."""
+    """Plain JSON: no NaN, no infinite numbers, no nesting that exhausts the stack."""
 
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON number")
+    def finite(text: str) -> float:
+        if not math.isfinite(number := float(text)):
+            raise ValueError(f"{text} is no JSON number")
+        return number
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is damaged: {_line(error)}") from None
 
@@ -76,7 +78,9 @@ def parse_json(text: str, where: str) -> Any:
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path} is no TOML file: {_line(error)}") from None
 
 
@@ -112,7 +116,7 @@ def build(kind: Any, value: Any, where: str) -> Any:
             raise InputError(f"{where}: {missing[0]} is missing")
         return _named(where, lambda given: kind(**given), values)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return _named(where, kind, value)
+        return kind(value) if _among(value, [each.value for each in kind]) else refuse(value, kind, where)
     return _scalar(kind, value, where)
 
 
@@ -145,8 +149,13 @@ def plain(value: Any) -> Any:
 
 
 def refuse(value: Any, kind: Any, where: str) -> Any:
-    shown = repr(value)
-    raise InputError(f"{where} is {shown if len(shown) <= 60 else shown[:57] + '...'}; {describe(kind)} is needed")
+    try:
+        shown = repr(value)
+    except ValueError:  # Python does not write numbers of thousands of digits
+        shown = "a very large number"
+    large = isinstance(value, int | float) and LARGEST <= abs(value) < math.inf and kind in (int, float)
+    needed = describe(kind) + " of at most 64 bits" * large
+    raise InputError(f"{where} is {shown if len(shown) <= 60 else shown[:57] + '...'}; {needed} is needed")
 
 
 def describe(kind: Any) -> str:

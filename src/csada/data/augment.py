@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from csada.errors import InputError
+
 
 @dataclass(frozen=True)
 class Normalization:
@@ -20,6 +22,12 @@ class Normalization:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise InputError(f"{len(self.mean)} means and {len(self.std)} standard deviations; as many are needed")
+        if not all(value > 0 for value in (*self.std, self.scale)):
+            raise InputError(f"std is {list(self.std)} and scale is {self.scale}; numbers above zero are needed")
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():

@@ -152,6 +152,9 @@ class MinimumExpectedCost:
             raise InputError(f"temperature must be a positive number, got {self.temperature}")
         if not 0 <= self.strength <= 1:
             raise InputError(f"strength must be from 0 (by probability) to 1 (by cost), got {self.strength}")
+        if self.vector is not None and any(len(values) != self.classes for values in self.vector):
+            scales, biases = map(len, self.vector)
+            raise InputError(f"vector has {scales} scales and {biases} biases for {self.classes} classes")
         if self.priors is not None:
             ratio = as_array(self.priors)
             if ratio.shape != (self.classes,) or not (np.isfinite(ratio) & (ratio >= 0)).all() or ratio.sum() == 0:

@@ -83,8 +83,8 @@ def card(evidence: Evidence, takes: str) -> str:
         "csada report FOLDER",
         "```",
         "",
-        f"Made {evidence.started} with csada {about.csada}, Python {about.python}, PyTorch {about.packages['torch']}, on "
-        f"{escaped(about.device)}, in {evidence.seconds:,.0f} s of training.",
+        f"Made {evidence.started} with csada {about.csada}, Python {about.python}, PyTorch "
+        f"{about.packages.get('torch', 'unknown')}, on {escaped(about.device)}, in {evidence.seconds:,.0f} s of training.",
     ]
     return "\n".join(lines) + "\n"
 

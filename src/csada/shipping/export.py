@@ -72,9 +72,8 @@ def export(
     costs = inner.costs
     if not isinstance(costs, CostMatrix):
         raise InputError("a rule with costs for each sample cannot be exported; only one with a cost matrix")
-    about = About(
-        FORMAT, csada.__version__, costs.classes, takes, Decision.of(rule), costs.values.tolist(), dict(card or {})
-    )
+    decision = plain(Decision.of(rule))
+    about = About(FORMAT, csada.__version__, costs.classes, takes, decision, costs.values.tolist(), dict(card or {}))
     deployed = Deployed(copy.deepcopy(network).cpu(), takes, normalization, rule).eval().requires_grad_(False)
     with _quiet():
         program = torch.onnx.export(

@@ -9,7 +9,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from csada.decisions import Decision
 from csada.errors import InputError
 from csada.reading import build, parse_json, read_bytes
 from csada.sample import Sample
@@ -30,7 +29,9 @@ class About:
     csada: str
     classes: tuple[str, ...]
     input: Sample
-    decision: Decision
+    decision: dict[
+        str, Any
+    ]  # and the costs: for people, the graph itself decides; a machine that predicts needs no SciPy
     costs: tuple[tuple[float, ...], ...]
     card: dict[str, Any]
 

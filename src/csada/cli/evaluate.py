@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -95,12 +96,12 @@ def compare(
     Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
     """
     from csada.costs import CostMatrix
-    from csada.reading import write_json
+    from csada.reading import plain, write_json
     from csada.workflow import compare as workflow
 
     file = out / "compare.json"
     with cli.progress("training") as update:
-        record = workflow.compare(
+        found = workflow.compare(
             data,
             costs,
             methods or workflow.SHOWN,
@@ -113,27 +114,28 @@ def compare(
             size=size,
             data_dir=data_dir,
             on_progress=update,
-            on_seed=lambda record: write_json(file, record),
+            on_seed=lambda so_far: write_json(file, so_far),
         )
     if as_json:
-        typer.echo(json.dumps(record, indent=1))
+        typer.echo(json.dumps(plain(found), indent=1))
         return
-    table = CostMatrix(record["costs"], record["classes"])
+    names, table = found.classes, CostMatrix(found.costs, found.classes)
     pairs = table.critical_pairs()
     lines: list[tuple[str, ...]] = []
-    for line in record["summary"]:
-        if "diverged" in line:
-            lines.append((line["row"], line["diverged"]))
-            continue
-        critical = _mean_sd(line["critical_errors"]) if pairs else "-"
-        p_values = (_p_value(line[key]) for key in ("p_baseline", "p_rule"))
-        lines.append((line["row"], _mean_sd(line["accuracy"], 100), _mean_sd(line["cost"], 100), critical, *p_values))
+    for line in found.summary:
+        critical = _mean_sd(line.critical_errors) if pairs else "-"
+        shown = (
+            _mean_sd(line.accuracy, 100),
+            _mean_sd(line.cost, 100),
+            critical,
+            *map(_p, (line.p_baseline, line.p_rule)),
+        )
+        lines.append((line.row, line.diverged) if line.diverged else (line.row, *shown))
     cli.show_table(("accuracy (%)", "cost per 100", "critical errors", "p, baseline", "p, its rule"), lines)
-    names = table.classes
     critical = ", ".join(f"{names[y]} as {names[z]} ({table[y, z]:.3g})" for y, z in pairs)
     cli.say(
-        f"{record['data']['name']}, {record['model']['name']}, {record['data']['samples']['test']:,} test samples; "
-        f"mean (sd) over {seeds} seed{'s' * (seeds > 1)}.",
+        f"{found.data}, {found.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "
+        f"seed{'s' * (seeds > 1)}.",
         f"Critical errors are those on the costliest pairs: {critical}." if pairs else "All mistakes cost the same.",
         "p: paired t test on cost over the seeds, two-sided, not corrected for the number of methods; seeds share "
         "their data, so p is smaller than it should be."
@@ -180,12 +182,10 @@ def report(
         cli.show_files([target])
 
 
-def _p_value(p: float | None) -> str:
-    if p is None:
-        return "-"
-    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+def _p(p: float | None) -> str:
+    return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
-def _mean_sd(mean_sd: tuple[float, float | None], factor: float = 1) -> str:
-    mean, sd = mean_sd
+def _mean_sd(found: tuple[float, float | None] | None, factor: float = 1) -> str:
+    mean, sd = found or (math.nan, None)
     return f"{factor * mean:.2f}" + ("" if sd is None else f" ({factor * sd:.2f})")

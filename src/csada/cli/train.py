@@ -38,26 +38,23 @@ def train(
 
     Example: csada train photos --out out/photos
     """
-    from csada.data import find, options_of
-    from csada.data.folder import shorter_side
     from csada.folders import reserved
     from csada.reading import plain
     from csada.tracking import tracked
-    from csada.workflow.project import choose
+    from csada.workflow.project import choose, images
     from csada.workflow.train import train as workflow
 
     where = cli.chosen_device(device)
     gpu = where.type == "cuda"
-    if size is None and "size" in options_of(data, data_dir):
-        module, root = find(data, data_dir)
-        found = shorter_side(root) if module == "csada.data.folder" and root is not None else 224
-        size = choose(1, found, True, gpu=gpu).train["size"]  # the same for any number of samples
+    found, resizable = images(data, data_dir)
+    if size is None and resizable:
+        size = choose(1, found, True, gpu=gpu).train.size  # the same for any number of samples
     splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad)
-    side = splits.shape[-1] if len(splits.shape) == 3 else None
-    suited = choose(len(splits.train), size or side if side else None, False, gpu=gpu).train
-    model = model or suited["model"]
-    if recipe is None and model == suited["model"]:
-        recipe, epochs = suited.get("recipe"), epochs or suited["epochs"]
+    side = min(splits.shape[1:]) if len(splits.shape) == 3 else None
+    suited = choose(len(splits.train), side, False, gpu=gpu).train
+    model = model or suited.model
+    if recipe is None and model == suited.model:
+        recipe, epochs = suited.recipe, epochs or suited.epochs
     settings = {"data": data, "model": model, "recipe": recipe, "epochs": epochs, "seed": seed}
     with (
         reserved(out) as folder,

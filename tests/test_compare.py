@@ -49,7 +49,7 @@ def test_the_table_shows_what_the_counts_of_the_record_say(finished):
 def test_the_record_holds_what_a_later_question_needs(finished):
     _, found, costs = finished
     assert np.array_equal(found.costs, costs.values) and "".join(found.classes) == "0123456789"
-    assert found.methods["sosr"]["epochs"] == 5 * found.methods["csada"]["epochs"] == 10
+    assert found.plan.methods["sosr"]["epochs"] == 5 * found.plan.methods["csada"]["epochs"] == 10
     for run in found.runs:
         for part in ("validation", "test"):
             assert np.sum(run.confusion[part]) == found.samples[part]
@@ -143,4 +143,4 @@ def test_all_means_every_method_and_each_has_settings():
 def test_images_of_a_folder_are_brought_to_the_size_that_is_asked_for(tmp_path):
     folder = save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "pills")
     found = compare(folder, "uniform", ["penalty"], seeds=1, model="cnn", epochs=1, baseline_epochs=1, size=16)
-    assert found.arguments["size"] == 16
+    assert found.plan.arguments["size"] == 16

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
@@ -17,18 +16,9 @@ from csada.errors import InputError
 def evaluate(
     model: cli.Model,
     data: cli.DataSet,
-    costs: Annotated[
-        str | None,
-        typer.Option(help="A CSV file by class name, uniform, pareto:SEED or pmi; else those it was fitted with."),
-    ] = None,
-    part: Annotated[str, typer.Option(metavar="test|validation|train|all", help="Of the data.")] = "test",
-    decision: Annotated[
-        str,
-        typer.Option(
-            metavar="own|argmax|rule",
-            help="The model's own rule, the most probable class, or least expected cost, calibrated on validation.",
-        ),
-    ] = "own",
+    costs: Annotated[str | None, Option(help="As for csada fit; else those the model was fitted with.")] = None,
+    part: Annotated[str, Option(metavar="test|validation|train|all", help="Of the data.")] = "test",
+    decision: Annotated[str, Option(metavar="own|argmax|rule", help="rule: least expected cost, calibrated.")] = "own",
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
     data_dir: cli.DataDir = None,
@@ -39,6 +29,9 @@ def evaluate(
     as_json: cli.AsJson = False,
 ) -> None:
     """What a saved model gets wrong on data, old or new, and what it costs.
+
+    It decides by its own rule, by the most probable class (argmax), or by the rule of least expected cost, calibrated on
+    the data's validation part.
 
     Example: csada evaluate out/fitted photos --part all
     """
@@ -58,14 +51,13 @@ def evaluate(
         found |= {"classes": list(e.costs.classes), "confusion": e.confusion.tolist()}
         pairs = {"costliest": e.top_pairs(5), "most_confused": confused}
         found |= {name: [p._asdict() | {"two_sided_95": p.bounds} for p in listed] for name, listed in pairs.items()}
-        typer.echo(json.dumps(found, indent=1))
+        cli.show_json(found)
         return
-    facts = cli.numbers(e)
-    low, high = facts["interval"]
+    low, high = e.interval("mean_cost")
     referred = f"; {e.referred:,} left to a person, {100 * e.coverage:.1f} % decided itself" if e.referred else ""
     cli.say(
         f"{splits.name}, {part}, by {told}: {e.samples:,} samples, accuracy {100 * e.accuracy:.2f} %, cost per 100 "
-        f"{facts['cost_per_100']:.2f} (95 %: {low:.2f} to {high:.2f}){referred}",
+        f"{100 * e.mean_cost:.2f} (95 %: {100 * low:.2f} to {100 * high:.2f}){referred}",
         "the costliest mistakes:",
         *(f"  {pair} at {pair.cost:.4g}" for pair in e.top_pairs(5)),
         "the most frequent mistakes:" if confused else "no mistakes",
@@ -75,16 +67,14 @@ def evaluate(
 
 @cli.app.command()
 def compare(
-    data: Annotated[str, typer.Argument(help="cifar10, digits, mnist, pills, pmi, toy, or a folder or CSV file.")],
+    data: cli.DataSet,
     costs: cli.Costs,
-    methods: Annotated[str | None, typer.Option(help="Names with commas between, or all.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
-    model: Annotated[str | None, typer.Option(help="mlp, cnn, resnet9 or resnet34; else by the data.")] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Of fine-tuning; some methods take five times as many.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of fine-tuning, for every method.")] = None,
-    baseline_epochs: Annotated[int | None, typer.Option(min=1, help="Of the baseline.")] = None,
+    methods: Annotated[str | None, Option(help="Names with commas between, or all.")] = None,
+    seeds: Annotated[int, Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
+    model: Annotated[str | None, Option(help="mlp, cnn, resnet9 or resnet34; else by the data.")] = None,
+    epochs: Annotated[int | None, Option(min=1, help="Of fine-tuning; some methods take five times as many.")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate of fine-tuning, for every method.")] = None,
+    baseline_epochs: Annotated[int | None, Option(min=1, help="Of the baseline.")] = None,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
     data_dir: cli.DataDir = None,
@@ -96,7 +86,7 @@ def compare(
     Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
     """
     from csada.costs import CostMatrix
-    from csada.reading import plain, write_json
+    from csada.reading import write_json
     from csada.workflow import compare as workflow
 
     file = out / "compare.json"
@@ -117,7 +107,7 @@ def compare(
             on_seed=lambda so_far: write_json(file, so_far),
         )
     if as_json:
-        typer.echo(json.dumps(plain(found), indent=1))
+        cli.show_json(found)
         return
     names, table = found.classes, CostMatrix(found.costs, found.classes)
     pairs = table.critical_pairs()
@@ -134,7 +124,7 @@ def compare(
     cli.show_table(("accuracy (%)", "cost per 100", "critical errors", "p, baseline", "p, its rule"), lines)
     critical = ", ".join(f"{names[y]} as {names[z]} ({table[y, z]:.3g})" for y, z in pairs)
     cli.say(
-        f"{found.data}, {found.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "
+        f"{found.data}, {found.plan.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "
         f"seed{'s' * (seeds > 1)}.",
         f"Critical errors are those on the costliest pairs: {critical}." if pairs else "All mistakes cost the same.",
         "p: paired t test on cost over the seeds, two-sided, not corrected for the number of methods; seeds share "
@@ -147,8 +137,8 @@ def compare(
 
 @cli.app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder written by `csada fit`.")],
-    out: Annotated[Path | None, typer.Option(help="The page; else report.html in the folder.")] = None,
+    folder: Annotated[Path, Argument(help="A folder written by `csada fit`.")],
+    out: Annotated[Path | None, Option(help="The page; else report.html in the folder.")] = None,
     trust: cli.Trust = False,
     as_json: cli.AsJson = False,
 ) -> None:
@@ -177,7 +167,7 @@ def report(
         raise InputError(f"cannot write {target}: {error.strerror}; choose another place with --out") from None
     if as_json:
         found = {"report": str(target), "chosen": evidence.chosen, "verdict": verdict(evidence)}
-        typer.echo(json.dumps(found | {"rows": cli.row_numbers(evidence)}, indent=1))
+        cli.show_json(found | {"rows": cli.row_numbers(evidence)})
     else:
         cli.show_files([target])
 

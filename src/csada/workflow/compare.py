@@ -68,29 +68,9 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What was run, the confusion counts of every run, and their summary."""
-
-    data: str
-    scale: float
-    samples: dict[str, int]
-    classes: tuple[str, ...]
-    costs: Any  # [K, K]
-    model: str
-    arguments: Options
-    baseline: Options
-    methods: dict[str, Options]
-    environment: Environment
-    runs: tuple[Run, ...] = ()
-    summary: tuple[Line, ...] = ()
-    format: int = FORMAT
-
-
-@dataclass(frozen=True)
 class Plan:
     """What is the same for every seed."""
 
-    costs: CostMatrix
     model: str
     arguments: Options  # with which the model is created
     baseline: Options
@@ -101,6 +81,22 @@ class Plan:
     def epochs(self) -> int:
         """Of one seed, all trainings together."""
         return sum(options["epochs"] for options in (self.baseline, *self.methods.values()))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was run, the confusion counts of every run, and their summary."""
+
+    data: str
+    scale: float
+    samples: dict[str, int]
+    classes: tuple[str, ...]
+    costs: Any  # [K, K]
+    plan: Plan
+    environment: Environment
+    runs: tuple[Run, ...] = ()
+    summary: tuple[Line, ...] = ()
+    format: int = FORMAT
 
 
 def compare(
@@ -130,26 +126,16 @@ def compare(
     names = method_names(methods)
     own = {} if size is None else {"size": size}
     splits = load(data, data_dir, scale, 0, on_progress, **own)
-    plan = make_plan(splits, costs_for(costs, splits.classes), names, model, epochs, lr, baseline_epochs)
+    table = costs_for(costs, splits.classes)
+    plan = make_plan(splits, table, names, model, epochs, lr, baseline_epochs)
     samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
-    found = Comparison(
-        splits.name,
-        scale,
-        samples,
-        splits.classes,
-        plan.costs.values,
-        plan.model,
-        plan.arguments,
-        plan.baseline,
-        plan.methods,
-        environment(),
-    )
+    found = Comparison(splits.name, scale, samples, splits.classes, table.values, plan, environment())
     for seed in range(seeds):
         splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
         count = Count(seed * plan.epochs, seeds * plan.epochs, on_progress)
         with borrowed_threads(plan.threads):
-            runs = (*found.runs, *one_seed(plan, splits, seed, count))
-        found = replace(found, runs=runs, summary=summarise(plan.costs, runs))
+            runs = (*found.runs, *one_seed(plan, table, splits, seed, count))
+        found = replace(found, runs=runs, summary=summarise(table, runs))
         if on_seed is not None:
             on_seed(found)
     return found
@@ -175,15 +161,15 @@ class Count:
             self.tell(done, self.total)
 
 
-def one_seed(plan: Plan, splits: Splits, seed: int, count: Count) -> Iterator[Run]:
+def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Count) -> Iterator[Run]:
     """One run per row of the table. Every method starts from the same trained baseline, which `fit` leaves unchanged."""
-    start = create(plan.model, len(plan.costs), seed=seed, **plan.arguments)
+    start = create(plan.model, len(costs), seed=seed, **plan.arguments)
     model = start.to("cuda" if torch.cuda.is_available() else "cpu")
     for row, options in {BASELINE: plan.baseline, **plan.methods}.items():
         method = "cross_entropy" if row == BASELINE else row
         started = time.perf_counter()
         try:
-            fitted = fit(model, splits, method, plan.costs, seed=seed, on_epoch=count.epoch, **options)
+            fitted = fit(model, splits, method, costs, seed=seed, on_epoch=count.epoch, **options)
         except Diverged as error:
             if row == BASELINE:
                 raise  # there is nothing to compare with
@@ -196,11 +182,11 @@ def one_seed(plan: Plan, splits: Splits, seed: int, count: Count) -> Iterator[Ru
         seconds = time.perf_counter() - started
         model = fitted.model if row == BASELINE else model
         scores = {part: predict_logits(fitted.model, splits, part=part) for part in ("validation", "test")}
-        counts = confusions(scores, plan.costs)
+        counts = confusions(scores, costs)
         yield Run(seed, row, counts, seconds, tuple(fitted.history))
         if row in RULED:
-            rule = MinimumExpectedCost.calibrated(*scores["validation"], plan.costs)
-            yield Run(seed, RULED[row], confusions(scores, plan.costs, rule), temperature=rule.temperature)
+            rule = MinimumExpectedCost.calibrated(*scores["validation"], costs)
+            yield Run(seed, RULED[row], confusions(scores, costs, rule), temperature=rule.temperature)
 
 
 def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> dict[str, Any]:
@@ -227,8 +213,8 @@ def summarise(costs: CostMatrix, runs: Sequence[Run]) -> tuple[Line, ...]:
         mine = evaluations(row)
         paid = [e.mean_cost for e in mine]
         critical = [sum(e.pair_error(*pair).errors for pair in costs.critical_pairs()) for e in mine]
-        p = [None if rival == row else paired_p(paid, cost) for rival, cost in rivals.items()]
-        return Line(row, mean_sd([e.accuracy for e in mine]), mean_sd(paid), mean_sd(critical), *p)
+        p, p_rule = (None if rival == row else paired_p(paid, cost) for rival, cost in rivals.items())
+        return Line(row, mean_sd([e.accuracy for e in mine]), mean_sd(paid), mean_sd(critical), p, p_rule)
 
     rivals = {row: [e.mean_cost for e in evaluations(row)] for row in (BASELINE, RULED[BASELINE])}
     return tuple(map(line, rows))
@@ -276,4 +262,4 @@ def make_plan(
         settings, rest = split_options(own)
         Settings(**settings)
         make_method(name, costs, rest, costs_given=True)
-    return Plan(costs, model, arguments_for(model, splits.shape), baseline, options, threads_for(splits.shape))
+    return Plan(model, arguments_for(model, splits.shape), baseline, options, threads_for(splits.shape))

@@ -13,7 +13,7 @@ import torch
 from test_cli import inside
 
 import csada
-from csada.folders import locked
+from csada.folders import reserved
 from csada.paper.demo import COSTS
 from csada.reading import plain, read_json
 from csada.report.card import verdict
@@ -200,7 +200,7 @@ def test_optuna_learns_from_the_trials_before(start, splits, tmp_path):
 def test_bad_input_is_refused_before_any_training(start, splits, tmp_path):
     with pytest.raises(csada.InputError, match="from 0 to 100; got -1"):
         tuning.tune(start, splits, COSTS, tmp_path, budget=-1)
-    with locked(tmp_path), pytest.raises(csada.InputError, match="in use by another run"):
+    with reserved(tmp_path / "model"), pytest.raises(csada.InputError, match="in use by another run"):
         tuning.tune(start, splits, COSTS, tmp_path)
     assert lines(tmp_path) == []
 

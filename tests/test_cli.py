@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from csada import Classifier, CostMatrix, data
+from csada import Classifier, CostMatrix, data, fit
 from csada.cli import main
 
 
@@ -77,7 +77,8 @@ def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path):
     splits, folder, fitted = data.load("digits", scale=0.2), tmp_path / "own", tmp_path / "fitted"
     torch.manual_seed(0)
     costs = CostMatrix(CostMatrix.pareto(10).values, splits.classes)
-    own = Classifier.of(build(10, 8), splits, costs, architecture="test_cli:build", arguments={"width": 8})
+    model = fit(build(10, 8), splits, "cross_entropy", epochs=3, lr=0.05, batch_size=16).model
+    own = Classifier.of(model, splits, costs, architecture="test_cli:build", arguments={"width": 8})
     own.save(folder)
     data.folder.save(splits, tmp_path / "digits")
     image = next((tmp_path / "digits" / "test").glob("*/*.png"))

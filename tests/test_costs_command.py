@@ -57,7 +57,9 @@ def test_check_says_in_words_what_would_be_paid(photos, tmp_path):
     run = csada("costs", "check", file, "--data", photos)
     assert run.returncode == 0 and run.stderr == ""
     assert "trazodone, 100 mg labelled as glipizide costs 10" in run.stdout
-    assert "10 is paid when trazodone, 100 mg is labelled as glipizide, 1 when glipizide is labelled as traz" in run.stdout
+    assert (
+        "10 is paid when trazodone, 100 mg is labelled as glipizide, 1 when glipizide is labelled as traz" in run.stdout
+    )
     assert "2 of 6 pairs of classes cost more one way" in run.stdout
     n = counts(photos)["test"][DRUGS[1]]
     assert f"trazodone, 100 mg, {n} samples: at most {100 * (1 - 0.05 ** (1 / n)):.1f} % are labelled" in run.stdout

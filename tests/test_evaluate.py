@@ -74,7 +74,7 @@ def test_evaluate_takes_new_images_as_the_model_was_trained(trained, tmp_path):
     [
         (("--costs", "uniform", "--part", "tests"), "unknown part 'tests'"),
         (("--costs", "uniform", "--decision", "max"), "unknown decision 'max'; known: own, argmax, rule"),
-        (("--costs", "uniform", "--size", "24"), "takes samples of 3 x 20 x 20; those of photos are 3 x 24 x 24"),
+        (("--costs", "uniform", "--size", "24"), "takes samples of 3 x 20 x 20 uint8; those of photos are 3 x 24 x 24"),
         ((), "trained without costs; give --costs"),
         (("--device", "tpu"), "unknown device 'tpu'"),
         pytest.param(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer import Argument, Option
 
 from csada.errors import InputError
 
@@ -31,23 +33,22 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
-OutDir = Annotated[Path, typer.Option("--out", help="Folder for what is written.")]
-DataSet = Annotated[str, typer.Argument(help="A data set's name, a folder of images or a CSV file.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data are.")]
-Scale = Annotated[float, typer.Option(help="The fraction of the data to use.")]
-SkipBad = Annotated[bool, typer.Option(help="Leave out images that cannot be decoded, and list them.")]
-Costs = Annotated[str, typer.Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")]
-Size = Annotated[int | None, typer.Option(min=8, help="Pixels to which the sides of images are resized.")]
-Flip = Annotated[bool, typer.Option(help="Mirror training images: where left and right mean the same.")]
-Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
-Model = Annotated[Path, typer.Argument(help="A folder written by `csada train` or `csada fit`.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
-Track = Annotated[str | None, typer.Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
+OutDir = Annotated[Path, Option("--out", help="Folder for what is written.")]
+DataSet = Annotated[str, Argument(help="A data set's name, a folder of images or a CSV file.")]
+DataDir = Annotated[Path | None, Option(help="Where the data are.")]
+Scale = Annotated[float, Option(help="The fraction of the data to use.")]
+SkipBad = Annotated[bool, Option(help="Leave out images that cannot be decoded, and list them.")]
+Costs = Annotated[str, Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")]
+Size = Annotated[int | None, Option(min=8, help="Pixels to which the sides of images are resized.")]
+Flip = Annotated[bool, Option(help="Mirror training images: where left and right mean the same.")]
+Device = Annotated[str, Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
+Model = Annotated[Path, Argument(help="A folder written by `csada train` or `csada fit`.")]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
+Track = Annotated[str | None, Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
 Seen = Annotated[
-    str,
-    typer.Option(metavar="refuse|drop|keep", help="Validation and test samples that the model was trained on."),
+    str, Option(metavar="refuse|drop|keep", help="Validation and test samples that the model was trained on.")
 ]
-Trust = Annotated[bool, typer.Option(help="Run the code that a model's folder names (package.module:factory).")]
+Trust = Annotated[bool, Option(help="Run the code that a model's folder names (package.module:factory).")]
 
 
 @contextmanager
@@ -68,6 +69,12 @@ def say(*lines: str, style: str | None = None) -> None:
 def warn(*lines: str, style: str | None = "yellow") -> None:
     for line in lines:
         errors.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_json(value: Any) -> None:
+    from csada.reading import plain
+
+    typer.echo(json.dumps(plain(value), indent=1))
 
 
 def show_files(files: list[Path]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
@@ -42,10 +42,10 @@ is paid when {truth} is labelled as {predicted}.
 @costs_app.command("new")
 def costs_new(
     data: cli.DataSet,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("costs.csv"),
-    default: Annotated[float, typer.Option(min=0, help="What every mistake costs until you say otherwise.")] = 1.0,
-    matrix: Annotated[bool, typer.Option("--matrix", help="A square table instead of a list of mistakes.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    out: Annotated[Path, Option("--out", help="The file to write.")] = Path("costs.csv"),
+    default: Annotated[float, Option(min=0, help="What every mistake costs until you say otherwise.")] = 1.0,
+    matrix: Annotated[bool, Option("--matrix", help="A square table instead of a list of mistakes.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite a file that is there.")] = False,
     data_dir: cli.DataDir = None,
 ) -> None:
     """A template for the costs, with the data's class names: a list of mistakes, or a square table.
@@ -77,8 +77,8 @@ def _quoted(name: str) -> str:
 
 @costs_app.command("check")
 def costs_check(
-    costs: Annotated[str, typer.Argument(help="A CSV file by class name, or pmi.", metavar="FILE")],
-    data: Annotated[str | None, typer.Option(help="The data the costs are for: names and test samples.")] = None,
+    costs: Annotated[str, Argument(help="A CSV file by class name, or pmi.", metavar="FILE")],
+    data: Annotated[str | None, Option(help="The data the costs are for: names and test samples.")] = None,
     data_dir: cli.DataDir = None,
     as_json: cli.AsJson = False,
 ) -> None:
@@ -89,7 +89,7 @@ def costs_check(
     table, test = read_costs(costs, data, data_dir)
     found = examine(table, test)
     if as_json:
-        typer.echo(json.dumps({"file": costs} | found, indent=1, ensure_ascii=False))
+        cli.show_json({"file": costs} | found)
         return
 
     scale = found["costs"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from csada.cli import common as cli
@@ -90,7 +90,7 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 @cli.app.callback(cls=ProjectGroup)
 def options(
     project: Annotated[
-        Path | None, typer.Option(help="Where settings come from that are not given; csada.toml, where there is one.")
+        Path | None, Option(help="Where settings come from that are not given; csada.toml, where there is one.")
     ] = None,
 ) -> None:
     """What holds for every command; ProjectGroup makes use of it."""
@@ -99,13 +99,9 @@ def options(
 @cli.app.command()
 def init(
     data: cli.DataSet,
-    out: Annotated[Path, typer.Option("--out", help="The project's folder.")] = Path("."),
-    costs: Annotated[
-        str | None, typer.Option(help="A CSV file that is there, or pmi; else a template is made.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the csada.toml that is there; never costs.")
-    ] = False,
+    out: Annotated[Path, Option("--out", help="The project's folder.")] = Path("."),
+    costs: Annotated[str | None, Option(help="A CSV file that is there, or pmi; else a template is made.")] = None,
+    force: Annotated[bool, Option("--force", help="Overwrite the csada.toml that is there; never costs.")] = False,
 ) -> None:
     """Start a project: csada.toml with settings that suit the data, and a file of costs to fill in.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from csada.cli import common as cli
 
@@ -15,12 +14,12 @@ from csada.cli import common as cli
 def train(
     data: cli.DataSet,
     out: cli.OutDir = Path("out/baseline"),
-    model: Annotated[str | None, typer.Option(help="resnet34, resnet9, cnn or mlp; else by the data.")] = None,
+    model: Annotated[str | None, Option(help="resnet34, resnet9, cnn or mlp; else by the data.")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="small, fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9; else by the data.")
+        str | None, Option(help="small, fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9; else by the data.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    pretrained: Annotated[str | None, typer.Option(help="Weights to start from: a file, or hub:OWNER/NAME.")] = None,
+    epochs: Annotated[int | None, Option(min=1, help="Instead of the recipe's.")] = None,
+    pretrained: Annotated[str | None, Option(help="Weights to start from: a file, or hub:OWNER/NAME.")] = None,
     seed: int = 0,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
@@ -77,7 +76,7 @@ def train(
     assert facts is not None
     if as_json:
         known = {name: value for name, value in plain(facts).items() if name != "history"}
-        typer.echo(json.dumps({"folder": str(out), **known, "seconds": facts.seconds}, indent=1))
+        cli.show_json({"folder": str(out), **known, "seconds": facts.seconds})
     else:
         cli.say(
             f"{splits.name}, {model}: test accuracy {100 * facts.accuracy['test']:.2f} %, training loss without "

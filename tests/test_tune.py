@@ -210,3 +210,12 @@ def test_the_time_limit_starts_no_further_trial(start, splits, tmp_path):
     assert found.trials == () and found.leader is None and better.evidence.chosen == "before + rule"
     saved = csada.Classifier.load(tmp_path / "model").evaluate(splits)
     assert saved.confusion.tolist() == better.evidence.test["before + rule"].confusion.tolist()
+
+
+@pytest.mark.parametrize("seen", ["drop", "keep"])
+def test_samples_that_the_model_was_trained_on_are_dropped_or_kept_to_the_end(start, tmp_path, seen):
+    other = csada.data.load("digits", scale=SCALE, seed=1)
+    with pytest.raises(csada.InputError, match="ones that the classifier was trained on"):
+        tuning.tune(start, other, COSTS, tmp_path, minutes=0)
+    _, better = tuning.tune(start, other, COSTS, tmp_path, minutes=0, seen=seen)
+    assert (better.evidence.samples["test"] == len(other.test)) == (seen == "keep")

@@ -31,12 +31,10 @@ def data_show(
     """
     import numpy as np
 
-    from csada.data import load
     from csada.report.examples import examples_figure
     from csada.report.style import save
 
-    with cli.progress("decoding") as update:
-        splits = load(data, data_dir, scale, on_progress=update, **({"skip_bad": True} if skip_bad else {}))
+    splits = cli.load_data(data, data_dir, scale, skip_bad=skip_bad)
     names = ("train", "validation", "test")
     parts = [getattr(splits, name) for name in names]
     counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]
@@ -51,7 +49,6 @@ def data_show(
         table.add_section()
         table.add_row("all", *(f"{len(part):,}" for part in parts))
         cli.console.print(table)
-        cli.say(*splits.warnings, *(f"left out: {file}" for file in splits.skipped))
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")

@@ -35,14 +35,13 @@ def evaluate(
 
     Example: csada evaluate out/fitted photos --part all
     """
-    from csada.classifier import Classifier
     from csada.workflow.evaluate import judge
     from csada.workflow.settings import costs_for
 
-    classifier = Classifier.load(model, device=cli.chosen_device(device), trust=trust)
+    classifier = cli.opened(model, device, trust)
     if costs is None and classifier.costs is None:
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
-    splits = cli.load_data(data, data_dir, scale, size, False, skip_bad, classifier)
+    splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad)
     table = None if costs is None else costs_for(costs, classifier.classes)
     e, told = judge(classifier, splits, table, part, decision, seen=seen)
     confused = e.most_confused(5)

@@ -54,7 +54,6 @@ def fit_command(
 
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
-    from csada.classifier import Classifier
     from csada.folders import reserved
     from csada.report.card import verdict
     from csada.tracking import tracked
@@ -62,11 +61,11 @@ def fit_command(
     from csada.workflow.project import parse_options
     from csada.workflow.settings import costs_for
 
-    start = Classifier.load(model, device=cli.chosen_device(device), trust=trust)
+    start = cli.opened(model, device, trust)
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | {"seed": seed}
     settings |= parse_options(options or [])
-    splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad, start)
+    splits = cli.load_data(data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad)
     told = {"data": data, "start": str(model), "costs": costs, "method": method, **settings}
     with (
         reserved(out) as folder,
@@ -133,7 +132,6 @@ def tune(
 
     Example: csada tune out/digits digits --costs costs.csv --budget 0.5 --trials 20
     """
-    from csada.classifier import Classifier
     from csada.reading import plain
     from csada.report.card import verdict
     from csada.report.style import save
@@ -143,8 +141,8 @@ def tune(
 
     if workflow.optuna_version() is None:
         cli.warn("settings are drawn at random; install 'csada[tune]' for a guided search", style=None)
-    start = Classifier.load(model, device=cli.chosen_device(device), trust=trust)
-    splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad, start)
+    start = cli.opened(model, device, trust)
+    splits = cli.load_data(data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad)
     with cli.progress("training") as update:
         tuning, better = workflow.tune(
             start,
@@ -171,13 +169,8 @@ def tune(
         "trials with their rule": [(j.rule.accuracy, j.rule.mean_cost) for j in judged if j.rule],
     }
     files = save(frontier_figure(title, evidence, tuning.needed, points), out / "frontier.png")
-    given = {
-        "scale": scale if scale != 1 else None,
-        "size": size,
-        "data-dir": data_dir,
-        "flip": flip,
-        "skip-bad": skip_bad,
-    }
+    given: dict[str, Any] = {"size": size, "data-dir": data_dir, "flip": flip, "skip-bad": skip_bad, "trust": trust}
+    given |= {"scale": None if scale == 1 else scale, "seen": None if seen == "refuse" else seen}
     words = ["csada", "fit", str(model), data, "--costs", costs, "--budget", str(budget), *as_flags(given)]
     command = shlex.join([*words, *(("--epochs", "0") if tuning.leader is None else again(tuning))])
     if as_json:

@@ -48,7 +48,7 @@ def train(
     found, resizable = images(data, data_dir)
     if size is None and resizable:
         size = choose(1, found, True, gpu=gpu).train.size  # the same for any number of samples
-    splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad)
+    splits = cli.load_data(data, data_dir, scale, size=size, flip=flip, skip_bad=skip_bad)
     side = min(splits.shape[1:]) if len(splits.shape) == 3 else None
     suited = choose(len(splits.train), side, False, gpu=gpu).train
     model = model or suited.model

@@ -184,7 +184,7 @@ def tune(
             keep_leader(search, done, best(done, baseline), out)
         leader = best(done, baseline)
         chosen = search.options | ({"epochs": 0} if leader is None else leader.parameters)
-        better = improve(classifier, splits, costs, method, chosen, budget=budget, checkpoints=out)
+        better = improve(classifier, splits, costs, method, chosen, budget=budget, seen=seen, checkpoints=out)
         assert better.evidence is not None
         evidence = replace(better.evidence, trials=len(done))
         better = replace(better, evidence=evidence)

@@ -1,15 +1,38 @@
 """The program as a user starts it: a process of its own."""
 
+import io
 import json
-import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest.mock import patch
 
 import pytest
+import torch
+from torch import nn
+
+from csada import Classifier, CostMatrix, data, fit
+from csada.cli import main
 
 
 def csada(*arguments, **kw):
     return subprocess.run([sys.executable, "-m", "csada", *map(str, arguments)], capture_output=True, text=True, **kw)
+
+
+def inside(*arguments):
+    """The same program in this process, where PyTorch is loaded already."""
+    out, err, words = io.StringIO(), io.StringIO(), ["csada", *map(str, arguments)]
+    with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", words), pytest.raises(SystemExit) as end:
+        main()
+        sys.exit(0)
+    return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
+
+
+def refused(*arguments):
+    """The one line that says why."""
+    run = inside(*arguments)
+    assert run.returncode == 2 and run.stdout == "" and len(run.stderr.splitlines()) == 1, run.stderr
+    return run.stderr
 
 
 def test_help_needs_no_torch():
@@ -33,32 +56,55 @@ def test_every_public_name_is_there():
 
 
 def test_toy_writes_its_figure_and_its_table(tmp_path):
-    run = csada("toy", "--seeds", "1", "--out", tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    run = inside("toy", "--seeds", "1", "--out", tmp_path)
     assert run.returncode == 0, run.stderr
     assert "critical errors" in run.stdout and (tmp_path / "toy.png").stat().st_size > 50_000
     assert "<svg" in (tmp_path / "toy.svg").read_text()[:2000]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["toy", "--spread", "-1"], "spread must be a positive number"),
-        (["compare", "nowhere", "--costs", "uniform"], "nowhere"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path):
-    run = csada(*arguments, cwd=tmp_path)
-    assert run.returncode == 2
-    assert message in run.stderr and "Traceback" not in run.stderr and len(run.stderr.strip().splitlines()) == 1
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
+    run = csada("toy", "--spread", "-1", cwd=tmp_path)
+    assert run.returncode == 2 and len(run.stderr.splitlines()) == 1 and "spread must be a positive num" in run.stderr
+    assert "nowhere" in refused("compare", "nowhere", "--costs", "uniform")
+
+
+def build(classes, width):
+    """A factory of the user's, as `test_cli:build`."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, classes))
+
+
+def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path):
+    splits, folder, fitted = data.load("digits", scale=0.2), tmp_path / "own", tmp_path / "fitted"
+    torch.manual_seed(0)
+    costs = CostMatrix(CostMatrix.pareto(10).values, splits.classes)
+    model = fit(build(10, 8), splits, "cross_entropy", epochs=3, lr=0.05, batch_size=16).model
+    own = Classifier.of(model, splits, costs, architecture="test_cli:build", arguments={"width": 8})
+    own.save(folder)
+    data.folder.save(splits, tmp_path / "digits")
+    image = next((tmp_path / "digits" / "test").glob("*/*.png"))
+    digits = ("digits", "--scale", "0.2")
+    for words in (
+        ("evaluate", folder, *digits),
+        ("fit", folder, *digits, "--costs", "pareto:0", "--epochs", "1", "--out", fitted),
+        ("tune", folder, *digits, "--costs", "pareto:0", "--epochs", "1", "--trials", "1", "--out", tmp_path / "tuned"),
+        ("report", fitted),
+        ("export", fitted),
+        ("predict", fitted, image, "--out", tmp_path / "decisions.csv"),
+    ):
+        assert "names code to run, 'test_cli:build'; if you trust its author" in refused(*words)
+        run = inside(*words, "--trust")
+        assert run.returncode == 0, run.stderr
+    assert (fitted / "report.html").exists() and (fitted / "model.onnx").exists()
+    assert len((tmp_path / "decisions.csv").read_text().splitlines()) == 2
 
 
 def test_quiet_when_the_output_is_no_terminal():
     run = csada("data", "show", "digits")
-    assert run.returncode == 0 and run.stderr == "" and "\x1b" not in run.stdout
+    assert run.returncode == 0 and run.stderr == "" and "1,078" in run.stdout and "\x1b" not in run.stdout
 
 
 def test_what_is_there_as_json():
-    shown = json.loads(csada("data", "show", "digits", "--scale", "0.2", "--json").stdout)
+    shown = json.loads(inside("data", "show", "digits", "--scale", "0.2", "--json").stdout)
     assert list(shown["samples"]) == ["train", "validation", "test"] and len(shown["samples"]["test"]) == 10
-    listed = json.loads(csada("reproduce", "--list", "--scale", "smoke", "--json", "--runs", "nowhere").stdout)
+    listed = json.loads(inside("reproduce", "--list", "--scale", "smoke", "--json", "--runs", "nowhere").stdout)
     assert len(listed) == 10 and {"name", "runs", "done", "seconds_left"} <= set(listed[0])

@@ -2,19 +2,15 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
+from test_cli import inside as csada
+from test_cli import refused
 
 from csada import CostMatrix
 from csada.data import counts
 
 DRUGS = ["glipizide", "trazodone, 100 mg", 'ranitidine "white"', "#4 primidone"]
-
-
-def csada(*arguments, **kw):
-    return subprocess.run([sys.executable, "-m", "csada", *map(str, arguments)], capture_output=True, text=True, **kw)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +45,8 @@ def test_a_template_holds_the_datas_names_and_can_be_filled_in(photos, tmp_path,
 
 def test_costs_that_are_there_are_not_overwritten_by_accident(photos, tmp_path):
     file = written(tmp_path / "costs.csv", "filled in")
-    run = csada("costs", "new", photos, "--out", file)
-    assert run.returncode == 2 and "--force overwrites it" in run.stderr and file.read_text() == "filled in"
+    assert "--force overwrites it" in refused("costs", "new", photos, "--out", file)
+    assert file.read_text() == "filled in"
     assert csada("costs", "new", photos, "--out", file, "--force").returncode == 0
     assert sorted(CostMatrix.from_csv(file).classes) == sorted(DRUGS)
 
@@ -60,11 +56,13 @@ def test_check_says_in_words_what_would_be_paid(photos, tmp_path):
     CostMatrix.from_pairs(DRUGS, {(1, 0): 10, (2, 0): 8}).to_csv(file, as_list=True)
     run = csada("costs", "check", file, "--data", photos)
     assert run.returncode == 0 and run.stderr == ""
-    assert "calling trazodone, 100 mg glipizide costs 10" in run.stdout
-    assert "10 is paid when trazodone, 100 mg is called glipizide, 1 when glipizide is called traz" in run.stdout
+    assert "trazodone, 100 mg labelled as glipizide costs 10" in run.stdout
+    assert (
+        "10 is paid when trazodone, 100 mg is labelled as glipizide, 1 when glipizide is labelled as traz" in run.stdout
+    )
     assert "2 of 6 pairs of classes cost more one way" in run.stdout
     n = counts(photos)["test"][DRUGS[1]]
-    assert f"trazodone, 100 mg, {n} samples: at most {100 * (1 - 0.05 ** (1 / n)):.1f} % are called" in run.stdout
+    assert f"trazodone, 100 mg, {n} samples: at most {100 * (1 - 0.05 ** (1 / n)):.1f} % are labelled" in run.stdout
 
 
 def test_check_finds_what_is_odd(tmp_path):
@@ -73,14 +71,14 @@ def test_check_finds_what_is_odd(tmp_path):
     wide, magnet, free = found["warnings"]
     assert "2,000 times as much" in wide
     assert "mistakes on b are free" in free
-    assert "calling anything a is free" in magnet
-    assert found["dearest"][0] == {"truth": "c", "predicted": "b", "cost": 2000.0}
+    assert "labelling anything as a is free" in magnet
+    assert found["costliest"][0] == {"truth": "c", "predicted": "b", "cost": 2000.0}
 
 
 def test_check_counts_ties_and_knows_when_there_is_nothing_to_do(tmp_path):
     lines = "truth,predicted,cost\n*,*,1\na,*,7\nb,*,7\nc,*,7\n" + "".join(f"{k},{k},0\n" for k in "abcdef")
-    dear = csada("costs", "check", written(tmp_path / "dear.csv", lines))
-    assert dear.stdout.count("costs 7") == 10 and "and 5 more at 7" in dear.stdout
+    ties = csada("costs", "check", written(tmp_path / "ties.csv", lines))
+    assert ties.stdout.count("costs 7") == 10 and "and 5 more at 7" in ties.stdout
     even = csada("costs", "check", written(tmp_path / "even.csv", ",a,b\na,0,3\nb,3,0\n"))
     assert even.returncode == 0 and "nothing to do: accuracy is the right measure" in even.stdout
     none = csada("costs", "check", written(tmp_path / "none.csv", ",a,b\na,0,0\nb,0,0\n"))
@@ -90,13 +88,11 @@ def test_check_counts_ties_and_knows_when_there_is_nothing_to_do(tmp_path):
 def test_other_names_than_the_datas_are_named_with_the_renaming(photos, tmp_path):
     names = ["glipizid", *DRUGS[1:3], "aspirin"]
     CostMatrix(CostMatrix.uniform(4).values, names).to_csv(tmp_path / "costs.csv")
-    run = csada("costs", "check", tmp_path / "costs.csv", "--data", photos)
-    assert run.returncode == 2 and len(run.stderr.strip().splitlines()) == 1
-    assert "rename 'glipizid' to 'glipizide'" in run.stderr
-    assert "take out 'aspirin'; add '#4 primidone'" in run.stderr
+    line = refused("costs", "check", tmp_path / "costs.csv", "--data", photos)
+    assert "rename 'glipizid' to 'glipizide'" in line and "take out 'aspirin'; add '#4 primidone'" in line
 
 
 def test_a_file_that_cannot_be_used_is_exit_code_2(tmp_path):
-    run = csada("costs", "check", written(tmp_path / "costs.csv", ",a,b\na,1,3\nb,3,0\n"))
-    assert run.returncode == 2 and "a correct prediction must cost 0" in run.stderr
-    assert csada("costs", "check", tmp_path / "none.csv").returncode == 2
+    file = written(tmp_path / "costs.csv", ",a,b\na,1,3\nb,3,0\n")
+    assert "a correct prediction must cost 0" in refused("costs", "check", file)
+    assert "none.csv" in refused("costs", "check", tmp_path / "none.csv")

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from csada.errors import InputError
 from csada.files import whole, write_text
+from csada.reading import read_json, write_json
 
 
 def test_what_went_wrong_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -39,3 +41,13 @@ def test_two_that_write_at_once_do_not_meet(tmp_path):
         two.write_text("two")
     assert (tmp_path / "a.txt").read_text() == "one"  # whose name came last
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_json_that_cannot_be_written_leaves_the_old_file_and_damage_is_named(tmp_path):
+    file = write_json(tmp_path / "a.json", {"a": (1, None)})
+    with pytest.raises(ValueError):
+        write_json(file, {"a": float("nan")})
+    assert read_json(file, dict[str, list[int | None]]) == {"a": [1, None]} and os.listdir(tmp_path) == ["a.json"]
+    file.write_text("{")
+    with pytest.raises(InputError, match=r"a\.json is damaged"):
+        read_json(file, dict)

@@ -122,7 +122,7 @@ class Evidence:
             raise InputError(f"rules are for {', '.join(self.rules)}; before, or before and after, are needed")
         if self.chosen not in self.rows_of(self.rules):
             raise InputError(f"chosen is {self.chosen!r}; known rows: {', '.join(self.rows_of(self.rules))}")
-        if missing := [part for part in ("train", *PARTS) if part not in self.samples]:
+        if missing := [part for part in ("train", *HELD_OUT) if part not in self.samples]:
             raise InputError(f"samples lacks {', '.join(missing)}")
         if not self.arrays:
             return

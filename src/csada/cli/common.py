@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer import Argument, Option
 
 from csada.errors import InputError
 
@@ -31,23 +33,20 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
-OutDir = Annotated[Path, typer.Option("--out", help="Folder for what is written.")]
-DataSet = Annotated[str, typer.Argument(help="A data set's name, a folder of images or a CSV file.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data are.")]
-Scale = Annotated[float, typer.Option(help="The fraction of the data to use.")]
-SkipBad = Annotated[bool, typer.Option(help="Leave out images that cannot be decoded, and list them.")]
-Costs = Annotated[str, typer.Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")]
-Size = Annotated[int | None, typer.Option(min=8, help="Pixels to which the sides of images are resized.")]
-Flip = Annotated[bool, typer.Option(help="Mirror training images: where left and right mean the same.")]
-Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
-Model = Annotated[Path, typer.Argument(help="A folder written by `csada train` or `csada fit`.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
-Track = Annotated[str | None, typer.Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
-Seen = Annotated[
-    str,
-    typer.Option(metavar="refuse|drop|keep", help="Validation and test samples that the model was trained on."),
-]
-Trust = Annotated[bool, typer.Option(help="Run the code that a model's folder names (package.module:factory).")]
+OutDir = Annotated[Path, Option("--out", help="Folder for what is written.")]
+DataSet = Annotated[str, Argument(help="A data set's name, a folder of images or a CSV file.")]
+DataDir = Annotated[Path | None, Option(help="Where the data are.")]
+Scale = Annotated[float, Option(help="The fraction of the data to use.")]
+SkipBad = Annotated[bool, Option(help="Leave out images that cannot be decoded, and list them.")]
+Costs = Annotated[str, Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")]
+Size = Annotated[int | None, Option(min=8, help="Pixels to which the sides of images are resized.")]
+Flip = Annotated[bool, Option(help="Mirror training images: where left and right mean the same.")]
+Device = Annotated[str, Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
+Model = Annotated[Path, Argument(help="A folder written by `csada train` or `csada fit`.")]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
+Track = Annotated[str | None, Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
+Seen = Annotated[str, Option(metavar="refuse|drop|keep", help="Test samples that the model was trained on.")]
+Trust = Annotated[bool, Option(help="Run the code that a model's folder names (package.module:factory).")]
 
 
 @contextmanager
@@ -59,15 +58,20 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def say(*lines: str, style: str | None = None) -> None:
+def say(*lines: str, style: str | None = None, on: Console = console) -> None:
     """Text as it is: a class name is never markup."""
     for line in lines:
-        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        on.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def warn(*lines: str, style: str | None = "yellow") -> None:
-    for line in lines:
-        errors.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    say(*lines, style=style, on=errors)
+
+
+def show_json(value: Any) -> None:
+    from csada.reading import plain
+
+    typer.echo(json.dumps(plain(value), indent=1))
 
 
 def show_files(files: list[Path]) -> None:
@@ -77,8 +81,7 @@ def show_files(files: list[Path]) -> None:
 def show_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """The first column holds names."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    for heading in headings:
+    for heading in ("", *headings):
         table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(*row)
@@ -109,24 +112,23 @@ def row_numbers(evidence: Evidence) -> dict[str, Any]:
 
 
 def load_data(
-    data: str,
-    data_dir: Path | None,
-    scale: float,
-    size: int | None,
-    flip: bool,
-    skip_bad: bool,
-    classifier: Classifier | None = None,
+    data: str, data_dir: Path | None, scale: float, classifier: Classifier | None = None, **own: int | None
 ) -> Splits:
-    """The data; images in the size that the classifier takes, unless told."""
+    """The data with the source's own options as far as given (size, flip, skip_bad); images in the classifier's size."""
     from csada.data import load
 
-    given: dict[str, Any] = {"size": size, "flip": flip, "skip_bad": skip_bad}
-    options = {name: value for name, value in given.items() if value}
     with progress("decoding") as update:
+        options: dict[str, Any] = {name: value for name, value in own.items() if value}
         options |= {"data_dir": data_dir, "scale": scale, "on_progress": update}
         splits = load(data, **options) if classifier is None else classifier.load_data(data, **options)
     warn(*splits.warnings, *(f"left out: {name}" for name in splits.skipped), style=None)
     return splits
+
+
+def opened(model: Path, device: str, trust: bool) -> Classifier:
+    from csada.classifier import Classifier
+
+    return Classifier.load(model, device=chosen_device(device), trust=trust)
 
 
 def chosen_device(name: str) -> torch.device:

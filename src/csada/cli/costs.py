@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
@@ -42,10 +42,10 @@ is paid when {truth} is labelled as {predicted}.
 @costs_app.command("new")
 def costs_new(
     data: cli.DataSet,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("costs.csv"),
-    default: Annotated[float, typer.Option(min=0, help="What every mistake costs until you say otherwise.")] = 1.0,
-    matrix: Annotated[bool, typer.Option("--matrix", help="A square table instead of a list of mistakes.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    out: Annotated[Path, Option("--out", help="The file to write.")] = Path("costs.csv"),
+    default: Annotated[float, Option(min=0, help="What every mistake costs until you say otherwise.")] = 1.0,
+    matrix: Annotated[bool, Option("--matrix", help="A square table instead of a list of mistakes.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite a file that is there.")] = False,
     data_dir: cli.DataDir = None,
 ) -> None:
     """A template for the costs, with the data's class names: a list of mistakes, or a square table.
@@ -77,8 +77,8 @@ def _quoted(name: str) -> str:
 
 @costs_app.command("check")
 def costs_check(
-    costs: Annotated[str, typer.Argument(help="A CSV file by class name, or pmi.", metavar="FILE")],
-    data: Annotated[str | None, typer.Option(help="The data the costs are for: names and test samples.")] = None,
+    costs: Annotated[str, Argument(help="A CSV file by class name, or pmi.", metavar="FILE")],
+    data: Annotated[str | None, Option(help="The data the costs are for: names and test samples.")] = None,
     data_dir: cli.DataDir = None,
     as_json: cli.AsJson = False,
 ) -> None:
@@ -89,33 +89,31 @@ def costs_check(
     table, test = read_costs(costs, data, data_dir)
     found = examine(table, test)
     if as_json:
-        typer.echo(json.dumps({"file": costs} | found, indent=1, ensure_ascii=False))
+        cli.show_json({"file": costs} | found)
         return
 
-    scale = found["costs"]
-    cli.say(
+    scale, costliest = found["costs"], found["costliest"]
+    lines = [
         f"{costs}: {len(table)} classes, {scale['mistakes']:,} possible mistakes; they cost {scale['smallest']:g} to "
-        f"{scale['largest']:g}, {scale['mean']:.4g} on average. A right answer costs 0."
-    )
-    cli.say(f"The truth comes first (the row of a table, the first name in a list): {found['orientation']}.")
-    if found["costliest"]:
-        cli.say("If that is the wrong way round, swap truth and prediction in the file.", "\nThe costliest mistakes:")
-        for pair in found["costliest"]:
-            cli.say(f"  {pair['truth']} labelled as {pair['predicted']} costs {pair['cost']:g}")
-        if found["ties"]:
-            cli.say(f"  and {found['ties']:,} more at {found['costliest'][-1]['cost']:g}")
-        cli.say(f"{found['uneven']:,} of {scale['mistakes'] // 2:,} pairs of classes cost more one way than the other.")
-    for warning in found["warnings"]:
-        cli.say(f"\nNote: {warning}.", style="yellow")
+        f"{scale['largest']:g}, {scale['mean']:.4g} on average. A right answer costs 0.",
+        f"The truth comes first (the row of a table, the first name in a list): {found['orientation']}.",
+    ]
+    if costliest:
+        lines += ["If that is the wrong way round, swap truth and prediction in the file.", "\nThe costliest mistakes:"]
+        lines += [f"  {pair['truth']} labelled as {pair['predicted']} costs {pair['cost']:g}" for pair in costliest]
+        lines += [f"  and {found['ties']:,} more at {costliest[-1]['cost']:g}"] if found["ties"] else []
+        lines += [
+            f"{found['uneven']:,} of {scale['mistakes'] // 2:,} pairs of classes cost more one way than the other."
+        ]
+    notes = [f"\nNote: {warning}." for warning in found["warnings"]]
     if found["unproven"]:
-        cli.say(
-            "\nNote: few test samples. What a test without a single such mistake would prove (95 %):", style="yellow"
-        )
+        notes += ["\nNote: few test samples. What a test without a single such mistake would prove (95 %):"]
         for line in found["unproven"]:
             proven = f"at most {100 * line['at_most']:.1f} % are" if line["samples"] else "nothing about those"
-            text = f"  {line['truth']}, {line['samples']} samples: {proven} labelled as {line['predicted']}"
-            cli.say(text, style="yellow")
-        cli.say("  300 samples would prove 1 %.", style="yellow")
+            notes += [f"  {line['truth']}, {line['samples']} samples: {proven} labelled as {line['predicted']}"]
+        notes += ["  300 samples would prove 1 %."]
+    cli.say(*lines)
+    cli.say(*notes, style="yellow")
 
 
 def read_costs(costs: str, data: str | None, data_dir: Path | None = None) -> tuple[CostMatrix, dict[str, int] | None]:
@@ -151,26 +149,24 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
     orientation += f", {values[z, y]:g} when {names[z]} is labelled as {names[y]}"
 
     warnings = []
-    if smallest == largest:
-        warnings.append(
-            "all mistakes cost the same, so there is nothing to do: accuracy is the right measure"
-            if largest > 0
-            else "no mistake costs anything; fill in what they cost"
-        )
+    if largest == 0:
+        warnings += ["no mistake costs anything; fill in what they cost"]
+    elif smallest == largest:
+        warnings += ["all mistakes cost the same, so there is nothing to do: accuracy is the right measure"]
     else:
         least = float(mistakes[mistakes > 0].min())
         if largest > WIDE * least:
-            warnings.append(
+            warnings += [
                 f"the costliest mistake costs {largest / least:,.0f} times as much as the cheapest that costs anything: the "
                 "cheap ones will hardly count; if they should, bring the costs closer together (or fit with --set tau=0.5)"
-            )
+            ]
         for k, name in enumerate(names):
             if not values[k].any():
-                warnings.append(f"mistakes on {name} are free: any wrong label of it costs 0")
+                warnings += [f"mistakes on {name} are free: any wrong label of it costs 0"]
             if not values[:, k].any():
-                warnings.append(
+                warnings += [
                     f"labelling anything as {name} is free: a rule that avoids costs would always answer {name}"
-                )
+                ]
     unproven = [
         {"truth": names[y], "predicted": names[z], "samples": (n := test[names[y]]), "at_most": at_most(0, n)}
         for y, z in shown

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
@@ -22,7 +22,7 @@ def data_show(
     data_dir: cli.DataDir = None,
     scale: cli.Scale = 1.0,
     skip_bad: cli.SkipBad = False,
-    figure: Annotated[Path | None, typer.Option(help="Also draw one image of each class into this file.")] = None,
+    figure: Annotated[Path | None, Option(help="Also draw one image of each class into this file.")] = None,
     as_json: cli.AsJson = False,
 ) -> None:
     """What a data set holds: parts, classes, samples per class.
@@ -31,19 +31,17 @@ def data_show(
     """
     import numpy as np
 
-    from csada.data import load
     from csada.report.examples import examples_figure
     from csada.report.style import save
 
-    with cli.progress("decoding") as update:
-        splits = load(data, data_dir, scale, on_progress=update, **({"skip_bad": True} if skip_bad else {}))
+    splits = cli.load_data(data, data_dir, scale, skip_bad=skip_bad)
     names = ("train", "validation", "test")
     parts = [getattr(splits, name) for name in names]
     counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]
     if as_json:
         found = {name: dict(zip(splits.classes, row, strict=True)) for name, row in zip(names, counts, strict=True)}
         told = {"name": splits.name, "samples": found, "skipped": splits.skipped, "warnings": splits.warnings}
-        typer.echo(json.dumps(told, indent=1))
+        cli.show_json(told)
     else:
         table = Table("class", *names, title=splits.name)
         for label, *numbers in zip(splits.classes, *counts, strict=True):
@@ -51,7 +49,6 @@ def data_show(
         table.add_section()
         table.add_row("all", *(f"{len(part):,}" for part in parts))
         cli.console.print(table)
-        cli.say(*splits.warnings, *(f"left out: {file}" for file in splits.skipped))
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")
@@ -63,8 +60,8 @@ def data_show(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="mnist or cifar10.")],
-    data_dir: Annotated[Path | None, typer.Option(help="Where to put it; else $CSADA_DATA or the cache.")] = None,
+    name: Annotated[str, Argument(help="mnist or cifar10.")],
+    data_dir: Annotated[Path | None, Option(help="Where to put it; else $CSADA_DATA or the cache.")] = None,
 ) -> None:
     """Download a public data set: resumed where it broke off, checked, and only then in its place.
 
@@ -80,15 +77,13 @@ def data_fetch(
 @data_app.command("save")
 def data_save(
     data: cli.DataSet,
-    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    out: Annotated[Path, Argument(help="The folder to make.")],
     data_dir: cli.DataDir = None,
     scale: cli.Scale = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draw and of the splits.")] = 0,
-    size: Annotated[
-        int | None, typer.Option(min=8, help="Pixels of a side, where the data set lets one choose.")
-    ] = None,
+    seed: Annotated[int, Option(help="Of the draw and of the splits.")] = 0,
+    size: cli.Size = None,
 ) -> None:
-    """Write a data set of images as a folder of files by class, for instance to try csada as on data of one's own.
+    """Write a data set of images as a folder of files by class, for instance to try csada on files.
 
     Example: csada data save pills out/pills --scale 0.143 --size 96
     """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
@@ -16,18 +16,9 @@ from csada.errors import InputError
 def evaluate(
     model: cli.Model,
     data: cli.DataSet,
-    costs: Annotated[
-        str | None,
-        typer.Option(help="A CSV file by class name, uniform, pareto:SEED or pmi; else those it was fitted with."),
-    ] = None,
-    part: Annotated[str, typer.Option(metavar="test|validation|train|all", help="Of the data.")] = "test",
-    decision: Annotated[
-        str,
-        typer.Option(
-            metavar="own|argmax|rule",
-            help="The model's own rule, the most probable class, or least expected cost, calibrated on validation.",
-        ),
-    ] = "own",
+    costs: Annotated[str | None, Option(help="As for csada fit; else those the model was fitted with.")] = None,
+    part: Annotated[str, Option(metavar="test|validation|train|all", help="Of the data.")] = "test",
+    decision: Annotated[str, Option(metavar="own|argmax|rule", help="rule: least expected cost, calibrated.")] = "own",
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
     data_dir: cli.DataDir = None,
@@ -39,16 +30,18 @@ def evaluate(
 ) -> None:
     """What a saved model gets wrong on data, old or new, and what it costs.
 
+    It decides by its own rule, by the most probable class (argmax), or by the rule of least expected cost, calibrated on
+    the data's validation part.
+
     Example: csada evaluate out/fitted photos --part all
     """
-    from csada.classifier import Classifier
     from csada.workflow.evaluate import judge
     from csada.workflow.settings import costs_for
 
-    classifier = Classifier.load(model, device=cli.chosen_device(device), trust=trust)
+    classifier = cli.opened(model, device, trust)
     if costs is None and classifier.costs is None:
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
-    splits = cli.load_data(data, data_dir, scale, size, False, skip_bad, classifier)
+    splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad)
     table = None if costs is None else costs_for(costs, classifier.classes)
     e, told = judge(classifier, splits, table, part, decision, seen=seen)
     confused = e.most_confused(5)
@@ -57,14 +50,13 @@ def evaluate(
         found |= {"classes": list(e.costs.classes), "confusion": e.confusion.tolist()}
         pairs = {"costliest": e.top_pairs(5), "most_confused": confused}
         found |= {name: [p._asdict() | {"two_sided_95": p.bounds} for p in listed] for name, listed in pairs.items()}
-        typer.echo(json.dumps(found, indent=1))
+        cli.show_json(found)
         return
-    facts = cli.numbers(e)
-    low, high = facts["interval"]
+    low, high = e.interval("mean_cost")
     referred = f"; {e.referred:,} left to a person, {100 * e.coverage:.1f} % decided itself" if e.referred else ""
     cli.say(
         f"{splits.name}, {part}, by {told}: {e.samples:,} samples, accuracy {100 * e.accuracy:.2f} %, cost per 100 "
-        f"{facts['cost_per_100']:.2f} (95 %: {low:.2f} to {high:.2f}){referred}",
+        f"{100 * e.mean_cost:.2f} (95 %: {100 * low:.2f} to {100 * high:.2f}){referred}",
         "the costliest mistakes:",
         *(f"  {pair} at {pair.cost:.4g}" for pair in e.top_pairs(5)),
         "the most frequent mistakes:" if confused else "no mistakes",
@@ -74,16 +66,14 @@ def evaluate(
 
 @cli.app.command()
 def compare(
-    data: Annotated[str, typer.Argument(help="cifar10, digits, mnist, pills, pmi, toy, or a folder or CSV file.")],
+    data: cli.DataSet,
     costs: cli.Costs,
-    methods: Annotated[str | None, typer.Option(help="Names with commas between, or all.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
-    model: Annotated[str | None, typer.Option(help="mlp, cnn, resnet9 or resnet34; else by the data.")] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Of fine-tuning; some methods take five times as many.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of fine-tuning, for every method.")] = None,
-    baseline_epochs: Annotated[int | None, typer.Option(min=1, help="Of the baseline.")] = None,
+    methods: Annotated[str | None, Option(help="Names with commas between, or all.")] = None,
+    seeds: Annotated[int, Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
+    model: Annotated[str | None, Option(help="mlp, cnn, resnet9 or resnet34; else by the data.")] = None,
+    epochs: Annotated[int | None, Option(min=1, help="Of fine-tuning; some methods take five times as many.")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate of fine-tuning, for every method.")] = None,
+    baseline_epochs: Annotated[int | None, Option(min=1, help="Of the baseline.")] = None,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
     data_dir: cli.DataDir = None,
@@ -100,7 +90,7 @@ def compare(
 
     file = out / "compare.json"
     with cli.progress("training") as update:
-        record = workflow.compare(
+        found = workflow.compare(
             data,
             costs,
             methods or workflow.SHOWN,
@@ -113,27 +103,28 @@ def compare(
             size=size,
             data_dir=data_dir,
             on_progress=update,
-            on_seed=lambda record: write_json(file, record),
+            on_seed=lambda so_far: write_json(file, so_far),
         )
     if as_json:
-        typer.echo(json.dumps(record, indent=1))
+        cli.show_json(found)
         return
-    table = CostMatrix(record["costs"], record["classes"])
+    names, table = found.classes, CostMatrix(found.costs, found.classes)
     pairs = table.critical_pairs()
     lines: list[tuple[str, ...]] = []
-    for line in record["summary"]:
-        if "diverged" in line:
-            lines.append((line["row"], line["diverged"]))
-            continue
-        critical = _mean_sd(line["critical_errors"]) if pairs else "-"
-        p_values = (_p_value(line[key]) for key in ("p_baseline", "p_rule"))
-        lines.append((line["row"], _mean_sd(line["accuracy"], 100), _mean_sd(line["cost"], 100), critical, *p_values))
+    for line in found.summary:
+        critical = _mean_sd(line.critical_errors) if pairs else "-"
+        shown = (
+            _mean_sd(line.accuracy, 100),
+            _mean_sd(line.cost, 100),
+            critical,
+            *map(_p, (line.p_baseline, line.p_rule)),
+        )
+        lines.append((line.row, line.diverged) if line.diverged else (line.row, *shown))
     cli.show_table(("accuracy (%)", "cost per 100", "critical errors", "p, baseline", "p, its rule"), lines)
-    names = table.classes
     critical = ", ".join(f"{names[y]} as {names[z]} ({table[y, z]:.3g})" for y, z in pairs)
     cli.say(
-        f"{record['data']['name']}, {record['model']['name']}, {record['data']['samples']['test']:,} test samples; "
-        f"mean (sd) over {seeds} seed{'s' * (seeds > 1)}.",
+        f"{found.data}, {found.plan.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "
+        f"seed{'s' * (seeds > 1)}.",
         f"Critical errors are those on the costliest pairs: {critical}." if pairs else "All mistakes cost the same.",
         "p: paired t test on cost over the seeds, two-sided, not corrected for the number of methods; seeds share "
         "their data, so p is smaller than it should be."
@@ -145,8 +136,8 @@ def compare(
 
 @cli.app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder written by `csada fit`.")],
-    out: Annotated[Path | None, typer.Option(help="The page; else report.html in the folder.")] = None,
+    folder: Annotated[Path, Argument(help="A folder written by `csada fit`.")],
+    out: Annotated[Path | None, Option(help="The page; else report.html in the folder.")] = None,
     trust: cli.Trust = False,
     as_json: cli.AsJson = False,
 ) -> None:
@@ -175,17 +166,15 @@ def report(
         raise InputError(f"cannot write {target}: {error.strerror}; choose another place with --out") from None
     if as_json:
         found = {"report": str(target), "chosen": evidence.chosen, "verdict": verdict(evidence)}
-        typer.echo(json.dumps(found | {"rows": cli.row_numbers(evidence)}, indent=1))
+        cli.show_json(found | {"rows": cli.row_numbers(evidence)})
     else:
         cli.show_files([target])
 
 
-def _p_value(p: float | None) -> str:
-    if p is None:
-        return "-"
-    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+def _p(p: float | None) -> str:
+    return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
-def _mean_sd(mean_sd: tuple[float, float | None], factor: float = 1) -> str:
-    mean, sd = mean_sd
+def _mean_sd(found: tuple[float, float | None] | None, factor: float = 1) -> str:
+    mean, sd = found or (math.nan, None)
     return f"{factor * mean:.2f}" + ("" if sd is None else f" ({factor * sd:.2f})")

@@ -8,20 +8,17 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from csada.cli import common as cli
 
 if TYPE_CHECKING:
     from csada.workflow.tune import Tuning
 
-Budget = Annotated[
-    float, typer.Option(min=0, max=100, help="Points of accuracy that may be lost on validation; 100: any.")
-]
-Method = Annotated[str, typer.Option(help="Any of csada.METHODS.")]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Else 64 to 512 by the model, and at most an eighth of the samples.")
-]
+Budget = Annotated[float, Option(min=0, max=100, help="Points of accuracy that may be lost on validation; 100: any.")]
+Method = Annotated[str, Option(help="Any of csada.METHODS.")]
+SET = "Any option of fit or of the method; repeatable."
+BatchSize = Annotated[int | None, Option(min=1, help="Else 64 to 512, and at most an eighth of the samples.")]
 
 
 @cli.app.command("fit")
@@ -31,24 +28,14 @@ def fit_command(
     costs: cli.Costs,
     out: cli.OutDir = Path("out/fitted"),
     method: Method = "csada",
-    epochs: Annotated[
-        int | None, typer.Option(min=0, help="Else 10, for some methods 50; 0 only chooses the decision rule.")
-    ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(help="Else by model and method: 0.001 for cnn and mlp, 0.00002 to 0.0001 for ResNets."),
-    ] = None,
+    epochs: Annotated[int | None, Option(min=0, help="Else 10, for some methods 50; 0: only the rule.")] = None,
+    lr: Annotated[float | None, Option(help="Else 0.001 for cnn and mlp, 0.00002 to 0.0001 for ResNets.")] = None,
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
-    refer: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")
-    ] = 0.0,
+    refer: Annotated[float, Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")] = 0.0,
     seed: int = 0,
-    devices: Annotated[int, typer.Option(min=1, help="Processes, on as many GPUs, or on the CPU.")] = 1,
-    options: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any option of fit or of the method; repeatable."),
-    ] = None,
+    devices: Annotated[int, Option(min=1, help="Processes, on as many GPUs, or on the CPU.")] = 1,
+    options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
     flip: cli.Flip = False,
@@ -67,7 +54,6 @@ def fit_command(
 
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
-    from csada.classifier import Classifier
     from csada.folders import reserved
     from csada.report.card import verdict
     from csada.tracking import tracked
@@ -75,11 +61,11 @@ def fit_command(
     from csada.workflow.project import parse_options
     from csada.workflow.settings import costs_for
 
-    start = Classifier.load(model, device=cli.chosen_device(device), trust=trust)
+    start = cli.opened(model, device, trust)
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | {"seed": seed}
     settings |= parse_options(options or [])
-    splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad, start)
+    splits = cli.load_data(data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad)
     told = {"data": data, "start": str(model), "costs": costs, "method": method, **settings}
     with (
         reserved(out) as folder,
@@ -103,7 +89,7 @@ def fit_command(
     assert evidence is not None
     if as_json:
         found = {"folder": str(out), "rows": cli.row_numbers(evidence), "chosen": evidence.chosen}
-        typer.echo(json.dumps(found | {"verdict": verdict(evidence), "options": evidence.options}, indent=1))
+        cli.show_json(found | {"verdict": verdict(evidence), "options": evidence.options})
         return
     cli.show_rows(evidence)
     end = evidence.test[evidence.chosen]
@@ -125,11 +111,11 @@ def tune(
     data: cli.DataSet,
     costs: cli.Costs,
     budget: Budget = 0.5,
-    trials: Annotated[int, typer.Option(min=1, help="How many settings to try, with those done before.")] = 20,
-    epochs: Annotated[int, typer.Option(min=1, help="Of each trial.")] = 5,
+    trials: Annotated[int, Option(min=1, help="How many settings to try, with those done before.")] = 20,
+    epochs: Annotated[int, Option(min=1, help="Of each trial.")] = 5,
     method: Method = "csada",
     batch_size: BatchSize = None,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Minutes after which no further trial starts.")] = None,
+    timeout: Annotated[float | None, Option(min=0, help="Minutes after which no further trial starts.")] = None,
     seed: int = 0,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
@@ -146,7 +132,6 @@ def tune(
 
     Example: csada tune out/digits digits --costs costs.csv --budget 0.5 --trials 20
     """
-    from csada.classifier import Classifier
     from csada.reading import plain
     from csada.report.card import verdict
     from csada.report.style import save
@@ -156,8 +141,8 @@ def tune(
 
     if workflow.optuna_version() is None:
         cli.warn("settings are drawn at random; install 'csada[tune]' for a guided search", style=None)
-    start = Classifier.load(model, device=cli.chosen_device(device), trust=trust)
-    splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad, start)
+    start = cli.opened(model, device, trust)
+    splits = cli.load_data(data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad)
     with cli.progress("training") as update:
         tuning, better = workflow.tune(
             start,
@@ -184,13 +169,13 @@ def tune(
         "trials with their rule": [(j.rule.accuracy, j.rule.mean_cost) for j in judged if j.rule],
     }
     files = save(frontier_figure(title, evidence, tuning.needed, points), out / "frontier.png")
-    valued = {"--scale": scale if scale != 1 else None, "--size": size, "--data-dir": data_dir, "--budget": budget}
-    more = [word for name, value in valued.items() if value is not None for word in (name, str(value))]
-    more += [name for name, given in (("--flip", flip), ("--skip-bad", skip_bad)) if given]
-    command = fit_again(tuning, model, data, costs, more)
+    given: dict[str, Any] = {"size": size, "data-dir": data_dir, "flip": flip, "skip-bad": skip_bad, "trust": trust}
+    given |= {"scale": None if scale == 1 else scale, "seen": None if seen == "refuse" else seen}
+    words = ["csada", "fit", str(model), data, "--costs", costs, "--budget", str(budget), *as_flags(given)]
+    command = shlex.join([*words, *(("--epochs", "0") if tuning.leader is None else again(tuning))])
     if as_json:
         found = {"verdict": verdict(evidence), "command": command, "chosen": evidence.chosen}
-        typer.echo(json.dumps(plain(tuning) | found | {"rows": cli.row_numbers(evidence)}, indent=1))
+        cli.show_json(plain(tuning) | found | {"rows": cli.row_numbers(evidence)})
         return
     cli.show_rows(evidence)
     states = Counter(trial.state for trial in tuning.trials)
@@ -209,15 +194,17 @@ def tune(
     cli.say(verdict(evidence), f"The same model again: {command}")
 
 
-def fit_again(tuning: Tuning, model: Path, data: str, costs: str, more: list[str]) -> str:
-    """The command that makes the chosen model again."""
-    words = ["csada", "fit", str(model), data, "--costs", costs, *more]
-    if tuning.leader is None:
-        return shlex.join([*words, "--epochs", "0"])
-    words += ["--method", tuning.method]
-    flags = ("epochs", "lr", "batch_size", "seed")
-    chosen: dict[str, Any] = tuning.chosen
-    for name, value in chosen.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        words += [f"--{name.replace('_', '-')}", text] if name in flags else ["--set", f"{name}={text}"]
-    return shlex.join(words)
+def as_flags(values: dict[str, Any]) -> list[str]:
+    """Of those that are given; True is a flag alone."""
+    words = ((f"--{name}", value) for name, value in values.items() if value is not None and value is not False)
+    return [word for name, value in words for word in ((name,) if value is True else (name, str(value)))]
+
+
+def again(tuning: Tuning) -> list[str]:
+    """The flags of `csada fit` that make the chosen model again."""
+    flags = {name: value for name, value in tuning.chosen.items() if name in ("epochs", "lr", "batch_size", "seed")}
+    words = as_flags({"method": tuning.method, **{name.replace("_", "-"): value for name, value in flags.items()}})
+    for name, value in tuning.chosen.items():
+        if name not in flags:
+            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return words

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from csada.cli import common as cli
@@ -64,19 +64,18 @@ def known_settings(group: Any) -> Commands:
     from csada.workflow.project import Setting
 
     def setting(parameter: Any, hint: Any) -> Setting:
-        many = parameter.param_type_name == "option" and parameter.multiple
-        is_path = "pathlib" in str(hint)
-        return Setting(parameter.name, is_path, parameter.name in NAMES, parameter.opts[0] if many else None)
+        option = parameter.param_type_name == "option"
+        many, is_path = parameter.nargs == -1 or (option and parameter.multiple), "pathlib" in str(hint)
+        kind = list[str] if many else str if is_path else hint
+        flag = parameter.opts[0] if many and option else None
+        return Setting(parameter.name, kind, is_path, parameter.name in NAMES, flag)
 
     known = {}
     for name, command in _commands(group):
         if command.callback.__module__ not in STRANGERS:
             hints = typing.get_type_hints(inspect.unwrap(command.callback))
-            known[name] = {
-                p.opts[0].lstrip("-").replace("-", "_"): setting(p, hints[p.name])
-                for p in command.params
-                if p.name in hints
-            }
+            own = [p for p in command.params if p.name in hints]
+            known[name] = {p.opts[0].lstrip("-").replace("-", "_"): setting(p, hints[p.name]) for p in own}
     return known
 
 
@@ -91,7 +90,7 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 @cli.app.callback(cls=ProjectGroup)
 def options(
     project: Annotated[
-        Path | None, typer.Option(help="Where settings come from that are not given; csada.toml, where there is one.")
+        Path | None, Option(help="Where settings come from that are not given; csada.toml, where there is one.")
     ] = None,
 ) -> None:
     """What holds for every command; ProjectGroup makes use of it."""
@@ -100,13 +99,9 @@ def options(
 @cli.app.command()
 def init(
     data: cli.DataSet,
-    out: Annotated[Path, typer.Option("--out", help="The project's folder.")] = Path("."),
-    costs: Annotated[
-        str | None, typer.Option(help="A CSV file that is there, or pmi; else a template is made.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the csada.toml that is there; never costs.")
-    ] = False,
+    out: Annotated[Path, Option("--out", help="The project's folder.")] = Path("."),
+    costs: Annotated[str | None, Option(help="A CSV file that is there, or pmi; else a template is made.")] = None,
+    force: Annotated[bool, Option("--force", help="Overwrite the csada.toml that is there; never costs.")] = False,
 ) -> None:
     """Start a project: csada.toml with settings that suit the data, and a file of costs to fill in.
 
@@ -119,14 +114,14 @@ def init(
 
     from csada.cli.costs import read_costs, write_template
     from csada.data import counts
-    from csada.workflow.project import choose, template
+    from csada.workflow.project import choose, images, template
 
     samples = counts(data)
     is_new = costs is None and not table.exists()
     costs = costs or str(table)
     if not is_new:
         read_costs(costs, data)
-    choice = choose(sum(samples["train"].values()), *_images(data), gpu=torch.cuda.is_available())
+    choice = choose(sum(samples["train"].values()), *images(data), gpu=torch.cuda.is_available())
     try:
         if is_new:
             write_template(table, samples["train"])
@@ -137,7 +132,7 @@ def init(
     cli.show_files([table, file] if is_new else [file])
     steps = {
         "csada costs check": "what the costs say",
-        "csada train": f"{choice.train['model']}, {choice.train['epochs']} epochs, into baseline/",
+        "csada train": f"{choice.train.model}, {choice.train.epochs} epochs, into baseline/",
         "csada fit": "the expensive mistakes made rarer, into model/",
         "csada report": "report.html",
         "csada export": "model.onnx",
@@ -147,17 +142,6 @@ def init(
     lines += [f"  cd {out}"] if out != Path(".") else []
     lines += [f"  {command:22}{what}" for command, what in steps.items()]
     cli.say(*lines)
-
-
-def _images(data: str) -> tuple[int | None, bool]:
-    """The side of the images, None where there are none; and whether they can be resized when they are loaded."""
-    from csada.data import BUILTIN, find, folder
-
-    module, where = find(data)
-    data = data.removeprefix(BUILTIN)
-    if module == folder.__name__ and where is not None:
-        return folder.shorter_side(where), True
-    return {"digits": 8, "mnist": 28, "cifar10": 32, "pills": 224, "pmi": 224}.get(data), data in ("pills", "pmi")
 
 
 def _seen_from(folder: Path, text: str) -> str:

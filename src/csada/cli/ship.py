@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Annotated
 
-import typer
+from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError, RunError
@@ -21,10 +21,10 @@ FORMATS = ("csv", "jsonl")
 
 @cli.app.command()
 def export(
-    model: Annotated[Path, typer.Argument(help="A folder written by `csada train` or `csada fit`.")],
-    out: Annotated[Path | None, typer.Option(help="The file to write; model.onnx in that folder unless told.")] = None,
+    model: Annotated[Path, Argument(help="A folder written by `csada train` or `csada fit`.")],
+    out: Annotated[Path | None, Option(help="The file to write; model.onnx in that folder unless told.")] = None,
     dtype: Annotated[
-        str | None, typer.Option("--input", metavar="uint8|float32", help="What the file takes; as stored unless told.")
+        str | None, Option("--input", metavar="uint8|float32", help="What the file takes; as stored unless told.")
     ] = None,
     trust: cli.Trust = False,
     as_json: cli.AsJson = False,
@@ -41,7 +41,7 @@ def export(
     about = written.about
     if as_json:
         facts = {"file": str(file), "bytes": written.bytes, "difference": written.difference}
-        typer.echo(json.dumps(facts | plain(about)))
+        cli.show_json(facts | plain(about))
         return
     cli.say(
         f"{len(about.classes)} classes, input N x {about.input}, {written.bytes / 1e3:,.0f} kB; "
@@ -52,14 +52,14 @@ def export(
 
 @cli.app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="A folder of `csada train` or `csada fit`, or an exported .onnx file.")],
-    inputs: Annotated[list[Path], typer.Argument(help="Images, folders of images, or one CSV file of rows.")],
-    form: Annotated[str, typer.Option("--format", metavar="csv|jsonl", help="How the rows are written.")] = "csv",
-    out: Annotated[Path | None, typer.Option(help="The file to write; else the rows are printed.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Also what each class would be expected to cost.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples decided at once.")] = 64,
+    model: Annotated[Path, Argument(help="A folder of `csada train` or `csada fit`, or an exported .onnx file.")],
+    inputs: Annotated[list[Path], Argument(help="Images, folders of images, or one CSV file of rows.")],
+    form: Annotated[str, Option("--format", metavar="csv|jsonl", help="How the rows are written.")] = "csv",
+    out: Annotated[Path | None, Option(help="The file to write; else the rows are printed.")] = None,
+    every: Annotated[bool, Option("--all", help="Also what each class would be expected to cost.")] = False,
+    batch_size: Annotated[int, Option(min=1, help="Samples decided at once.")] = 64,
     trust: cli.Trust = False,
-    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="A GPU where there is one.")] = None,
+    device: Annotated[str | None, Option(metavar="cpu|cuda", help="A GPU where there is one.")] = None,
 ) -> None:
     """Decide new inputs: class, probability, expected cost, and whether to refer the case to a person.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from csada.cli import common as cli
 
@@ -15,12 +14,12 @@ from csada.cli import common as cli
 def train(
     data: cli.DataSet,
     out: cli.OutDir = Path("out/baseline"),
-    model: Annotated[str | None, typer.Option(help="resnet34, resnet9, cnn or mlp; else by the data.")] = None,
+    model: Annotated[str | None, Option(help="resnet34, resnet9, cnn or mlp; else by the data.")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="small, fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9; else by the data.")
+        str | None, Option(help="small, fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9; else by the data.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    pretrained: Annotated[str | None, typer.Option(help="Weights to start from: a file, or hub:OWNER/NAME.")] = None,
+    epochs: Annotated[int | None, Option(min=1, help="Instead of the recipe's.")] = None,
+    pretrained: Annotated[str | None, Option(help="Weights to start from: a file, or hub:OWNER/NAME.")] = None,
     seed: int = 0,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
@@ -38,26 +37,23 @@ def train(
 
     Example: csada train photos --out out/photos
     """
-    from csada.data import find, options_of
-    from csada.data.folder import shorter_side
     from csada.folders import reserved
     from csada.reading import plain
     from csada.tracking import tracked
-    from csada.workflow.project import choose
+    from csada.workflow.project import choose, images
     from csada.workflow.train import train as workflow
 
     where = cli.chosen_device(device)
     gpu = where.type == "cuda"
-    if size is None and "size" in options_of(data, data_dir):
-        module, root = find(data, data_dir)
-        found = shorter_side(root) if module == "csada.data.folder" and root is not None else 224
-        size = choose(1, found, True, gpu=gpu).train["size"]  # the same for any number of samples
-    splits = cli.load_data(data, data_dir, scale, size, flip, skip_bad)
-    side = splits.shape[-1] if len(splits.shape) == 3 else None
-    suited = choose(len(splits.train), size or side if side else None, False, gpu=gpu).train
-    model = model or suited["model"]
-    if recipe is None and model == suited["model"]:
-        recipe, epochs = suited.get("recipe"), epochs or suited["epochs"]
+    found, resizable = images(data, data_dir)
+    if size is None and resizable:
+        size = choose(1, found, True, gpu=gpu).train.size  # the same for any number of samples
+    splits = cli.load_data(data, data_dir, scale, size=size, flip=flip, skip_bad=skip_bad)
+    side = min(splits.shape[1:]) if len(splits.shape) == 3 else None
+    suited = choose(len(splits.train), side, False, gpu=gpu).train
+    model = model or suited.model
+    if recipe is None and model == suited.model:
+        recipe, epochs = suited.recipe, epochs or suited.epochs
     settings = {"data": data, "model": model, "recipe": recipe, "epochs": epochs, "seed": seed}
     with (
         reserved(out) as folder,
@@ -80,7 +76,7 @@ def train(
     assert facts is not None
     if as_json:
         known = {name: value for name, value in plain(facts).items() if name != "history"}
-        typer.echo(json.dumps({"folder": str(out), **known, "seconds": facts.seconds}, indent=1))
+        cli.show_json({"folder": str(out), **known, "seconds": facts.seconds})
     else:
         cli.say(
             f"{splits.name}, {model}: test accuracy {100 * facts.accuracy['test']:.2f} %, training loss without "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,39 +24,53 @@ from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost, Rule
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
+from csada.evidence import Environment
 from csada.methods import METHODS
 from csada.metrics import Evaluation
 from csada.models import arguments_for, create
 from csada.models.modes import borrowed_threads
-from csada.reading import plain
 from csada.training import Epoch, Settings, fit, make_method, split_options
 from csada.workflow.runs import environment
 from csada.workflow.settings import DEFAULTS, Options, costs_for, default_model, kind_of, options_for, threads_for
 
-FORMAT = 1
-Row = dict[str, Any]
+FORMAT = 2
+MeanSd = tuple[float, float | None]
 
 BASELINE = "baseline"
 RULED = {BASELINE: "baseline + rule", "csada": "csada + rule"}  # the rows that are also shown under the rule
-RIVALS = {"p_baseline": BASELINE, "p_rule": RULED[BASELINE]}
-SHOWN = (
-    "csada",
-    "adjusted_penalty",
-    "sosr",
-    "cost_weighted",
-    "expected_cost",
-    "penalty",
-    "oversampling",
-    "metacost",
-    "pgd_training",
-)
+SHOWN = "csada,adjusted_penalty,sosr,cost_weighted,expected_cost,penalty,oversampling,metacost,pgd_training"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of the table for one seed. confusion: counts by part; empty where training diverged, and in which epoch."""
+
+    seed: int
+    row: str
+    confusion: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+    history: tuple[Epoch, ...] = ()
+    temperature: float | None = None
+    diverged: int | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row over all seeds: (mean, sd), and p of the paired tests on cost against both rivals."""
+
+    row: str
+    accuracy: MeanSd | None = None
+    cost: MeanSd | None = None
+    critical_errors: MeanSd | None = None
+    p_baseline: float | None = None
+    p_rule: float | None = None
+    diverged: str | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is the same for every seed."""
 
-    costs: CostMatrix
     model: str
     arguments: Options  # with which the model is created
     baseline: Options
@@ -67,6 +81,22 @@ class Plan:
     def epochs(self) -> int:
         """Of one seed, all trainings together."""
         return sum(options["epochs"] for options in (self.baseline, *self.methods.values()))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was run, the confusion counts of every run, and their summary."""
+
+    data: str
+    scale: float
+    samples: dict[str, int]
+    classes: tuple[str, ...]
+    costs: Any  # [K, K]
+    plan: Plan
+    environment: Environment
+    runs: tuple[Run, ...] = ()
+    summary: tuple[Line, ...] = ()
+    format: int = FORMAT
 
 
 def compare(
@@ -83,45 +113,32 @@ def compare(
     size: int | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
-    on_seed: Callable[[Row], object] | None = None,
-) -> Row:
-    """The record: what was run, the confusion counts of every run, and their summary.
+    on_seed: Callable[[Comparison], object] | None = None,
+) -> Comparison:
+    """Every method on every seed.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
     fine-tuning. size: pixels of an image's side, where the data can be resized. on_progress(done, total) counts epochs;
-    on_seed gets the record so far after every seed.
+    on_seed gets the comparison so far after every seed.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
     names = method_names(methods)
     own = {} if size is None else {"size": size}
     splits = load(data, data_dir, scale, 0, on_progress, **own)
-    plan = make_plan(splits, costs_for(costs, splits.classes), names, model, epochs, lr, baseline_epochs)
-    record: Row = {
-        "format": FORMAT,
-        "experiment": "compare",
-        "environment": plain(environment()),
-        "data": {
-            "name": splits.name,
-            "scale": scale,
-            "samples": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
-        },
-        "classes": list(splits.classes),
-        "costs": plan.costs.values.tolist(),
-        "model": {"name": plan.model, **plan.arguments},
-        "baseline": plan.baseline,
-        "methods": plan.methods,
-        "runs": [],
-    }
+    table = costs_for(costs, splits.classes)
+    plan = make_plan(splits, table, names, model, epochs, lr, baseline_epochs)
+    samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
+    found = Comparison(splits.name, scale, samples, splits.classes, table.values, plan, environment())
     for seed in range(seeds):
         splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
         count = Count(seed * plan.epochs, seeds * plan.epochs, on_progress)
         with borrowed_threads(plan.threads):
-            record["runs"] += one_seed(plan, splits, seed, count)
-        record["summary"] = summarise(record)
+            runs = (*found.runs, *one_seed(plan, table, splits, seed, count))
+        found = replace(found, runs=runs, summary=summarise(table, runs))
         if on_seed is not None:
-            on_seed(record)
-    return record
+            on_seed(found)
+    return found
 
 
 @dataclass
@@ -144,76 +161,66 @@ class Count:
             self.tell(done, self.total)
 
 
-def one_seed(plan: Plan, splits: Splits, seed: int, count: Count) -> Iterator[Row]:
-    """One run a row of the table. Every method is handed the same trained baseline, which `fit` leaves as it is."""
-    start = create(plan.model, len(plan.costs), seed=seed, **plan.arguments)
+def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Count) -> Iterator[Run]:
+    """One run per row of the table. Every method starts from the same trained baseline, which `fit` leaves unchanged."""
+    start = create(plan.model, len(costs), seed=seed, **plan.arguments)
     model = start.to("cuda" if torch.cuda.is_available() else "cpu")
     for row, options in {BASELINE: plan.baseline, **plan.methods}.items():
         method = "cross_entropy" if row == BASELINE else row
         started = time.perf_counter()
         try:
-            fitted = fit(model, splits, method, plan.costs, seed=seed, on_epoch=count.epoch, **options)
+            fitted = fit(model, splits, method, costs, seed=seed, on_epoch=count.epoch, **options)
         except Diverged as error:
             if row == BASELINE:
                 raise  # there is nothing to compare with
             epoch = len(getattr(error.fitted, "history", ())) + 1
             for name in filter(None, (row, RULED.get(row))):
-                yield {"seed": seed, "row": name, "diverged": epoch}
+                yield Run(seed, name, diverged=epoch)
             continue
         finally:
             count.training(options["epochs"])
         seconds = time.perf_counter() - started
         model = fitted.model if row == BASELINE else model
         scores = {part: predict_logits(fitted.model, splits, part=part) for part in ("validation", "test")}
-        counts = confusions(scores, plan.costs)
-        yield {"seed": seed, "row": row, "confusion": counts, "seconds": seconds, "history": fitted.history}
+        counts = confusions(scores, costs)
+        yield Run(seed, row, counts, seconds, tuple(fitted.history))
         if row in RULED:
-            rule = MinimumExpectedCost.calibrated(*scores["validation"], plan.costs)
-            counts = confusions(scores, plan.costs, rule)
-            yield {"seed": seed, "row": RULED[row], "confusion": counts, "temperature": rule.temperature}
+            rule = MinimumExpectedCost.calibrated(*scores["validation"], costs)
+            yield Run(seed, RULED[row], confusions(scores, costs, rule), temperature=rule.temperature)
 
 
-def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> Row:
+def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> dict[str, Any]:
     return {part: evaluate_scores(s, costs, decision).confusion.tolist() for part, s in scores.items()}
 
 
-def summarise(record: Row) -> list[Row]:
-    """A line a row of the table: [mean, sd] over the seeds, and p of the paired tests on cost against both rivals.
+def summarise(costs: CostMatrix, runs: Sequence[Run]) -> tuple[Line, ...]:
+    """One line per row of the table.
 
     sd is None for one seed; p is None below three seeds, and where the difference is the same for all. A row that
     diverged says in which epoch of which seed instead: a mean over the other seeds would flatter it.
     """
-    costs = CostMatrix(record["costs"], record["classes"])
-    rows: dict[str, list[Row]] = {}
-    for run in record["runs"]:
-        rows.setdefault(run["row"], []).append(run)
+    rows: dict[str, list[Run]] = {}
+    for run in runs:
+        rows.setdefault(run.row, []).append(run)
 
     def evaluations(row: str) -> list[Evaluation]:
-        return [Evaluation(np.array(run["confusion"]["test"]), costs) for run in rows[row]]
+        return [Evaluation(np.array(run.confusion["test"]), costs) for run in rows[row]]
 
-    rivals = {key: [e.mean_cost for e in evaluations(row)] for key, row in RIVALS.items()}
-    lines: list[Row] = []
-    for row, runs in rows.items():
-        if failed := {run["seed"]: run["diverged"] for run in runs if "diverged" in run}:
-            seed = min(failed)
-            lines.append({"row": row, "diverged": f"diverged in epoch {failed[seed]} of seed {seed}"})
-            continue
+    def line(row: str) -> Line:
+        for run in rows[row]:
+            if run.diverged is not None:
+                return Line(row, diverged=f"diverged in epoch {run.diverged} of seed {run.seed}")
         mine = evaluations(row)
         paid = [e.mean_cost for e in mine]
         critical = [sum(e.pair_error(*pair).errors for pair in costs.critical_pairs()) for e in mine]
-        lines.append(
-            {
-                "row": row,
-                "accuracy": mean_sd([e.accuracy for e in mine]),
-                "cost": mean_sd(paid),
-                "critical_errors": mean_sd(critical),
-                **{key: None if RIVALS[key] == row else paired_p(paid, rival) for key, rival in rivals.items()},
-            }
-        )
-    return lines
+        p, p_rule = (None if rival == row else paired_p(paid, cost) for rival, cost in rivals.items())
+        return Line(row, mean_sd([e.accuracy for e in mine]), mean_sd(paid), mean_sd(critical), p, p_rule)
+
+    rivals = {row: [e.mean_cost for e in evaluations(row)] for row in (BASELINE, RULED[BASELINE])}
+    return tuple(map(line, rows))
 
 
-def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
+def mean_sd(values: Sequence[float]) -> MeanSd:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
@@ -255,4 +262,4 @@ def make_plan(
         settings, rest = split_options(own)
         Settings(**settings)
         make_method(name, costs, rest, costs_given=True)
-    return Plan(costs, model, arguments_for(model, splits.shape), baseline, options, threads_for(splits.shape))
+    return Plan(model, arguments_for(model, splits.shape), baseline, options, threads_for(splits.shape))

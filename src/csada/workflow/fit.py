@@ -25,6 +25,7 @@ from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import HELD_OUT, Evidence, cheapest_within
 from csada.folders import OWN
 from csada.methods.auxcst import AuxiliaryCosts
+from csada.methods.csdnn import SigmoidNet
 from csada.methods.sosr import CostRegressor
 from csada.models import MODELS, head
 from csada.models.modes import borrowed_threads
@@ -92,7 +93,7 @@ def improve(
         splits.name,
         splits.classes,
         {part: len(getattr(splits, part)) for part in PARTS},
-        classifier.members[0].architecture or type(before).__name__,
+        "",  # of the row that is chosen
         method if history else "none",
         plain,
         budget,
@@ -117,9 +118,10 @@ def as_chosen(
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
     member, trained_on = classifier.members[0], classifier.trained_on
     if row.startswith("after"):
-        member = Member(models["after"], member.architecture, member.arguments)
+        member = member_of(models["after"], member)
         trained_on = np.union1d(trained_on, splits.train.ids)
-    evidence = replace(evidence, chosen=row, arrays=arrays)
+    architecture = member.architecture or type(member.model).__name__
+    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=architecture)
     return replace(
         classifier, members=(member,), costs=costs, decision=evidence.decision, trained_on=trained_on, evidence=evidence
     )
@@ -154,6 +156,14 @@ def rule_within(scores: Scores, costs: CostMatrix, needed: float, refer: float) 
     """
     rule = MinimumExpectedCost.within_budget(*scores, costs, needed=needed)
     return Abstention(rule, threshold_for_budget(scores.logits, rule, refer)) if refer > 0 else rule
+
+
+def member_of(model: nn.Module, start: Member) -> Member:
+    """The trained network, built again as the one that it started from; CSDNN's own is an mlp with sigmoids."""
+    if not isinstance(model, SigmoidNet):
+        return Member(model, start.architecture, start.arguments)
+    features, *hidden = (layer.in_features for layer in model if isinstance(layer, nn.Linear))
+    return Member(model, "mlp", {"features": features, "hidden": hidden, "activation": "sigmoid"})
 
 
 def as_plain(model: nn.Module) -> nn.Module:

@@ -39,10 +39,7 @@ class Probe:
 
     @classmethod
     def of(cls, method: Any, part: Part, seed: int = 0) -> Probe | None:
-        """None where the method makes no attacks, or no mistake costs anything.
-
-        So few samples a pair that looking at all of them takes little of an epoch.
-        """
+        """None where the method makes no attacks, or no mistake costs anything. Few samples per pair: probing must be quick."""
         if not all(hasattr(method, name) for name in ATTACK[:3]):
             return None
         rng, y = np.random.default_rng(seed), part.y.numpy()

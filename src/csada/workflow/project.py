@@ -13,26 +13,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from csada.costs import did_you_mean
+from csada.data import BUILTIN, find, folder
 from csada.errors import InputError
-from csada.reading import parse_json, read_toml
+from csada.reading import build, parse_json, plain, read_toml
 
-SHARED = (
-    "data",
-    "data_dir",
-    "costs",
-    "scale",
-    "seed",
-    "size",
-    "flip",
-    "skip_bad",
-    "device",
-)  # what may stand at the top
+SHARED = ("data", "data_dir", "costs", "scale", "seed", "size", "flip", "skip_bad", "device")  # may stand at the top
 
 
 class Setting(NamedTuple):
     """An argument or a flag of a command."""
 
     parameter: str  # its name in the program
+    kind: Any  # the type that its value must have; a path is text
     is_path: bool = False
     may_be_path: bool = False  # or a name, such as digits or pareto:0
     flag: str | None = None  # of one that may be repeated
@@ -43,39 +35,45 @@ Settings = dict[Setting, Any]
 
 
 def read(path: Path, commands: Commands) -> dict[str, Settings]:
-    """The settings of each command, the shared ones first; what no command knows is refused."""
+    """The settings of each command, the shared ones first; what no command knows, or takes, is refused."""
     tables = read_toml(path)
-    shared = {key.replace("-", "_"): value for key, value in tables.items() if not isinstance(value, dict)}
+    shared = {_name(key): value for key, value in tables.items() if key in SHARED or not isinstance(value, dict)}
     for key in shared:
         if key not in SHARED:
             raise InputError(
                 f"{path}: unknown key {key!r} at the top; known: {', '.join(SHARED)}. "
                 f"What belongs to one command stands in its table, such as [train]"
             )
-    own = {name: value for name, value in tables.items() if isinstance(value, dict)}
+    own = {name: value for name, value in tables.items() if _name(name) not in shared}
     for name in own:
         if name not in commands:
             raise InputError(f"{path}: unknown table [{name}]{did_you_mean(name, commands)}")
     settings = {}
     for name, known in commands.items():
-        table = {key.replace("-", "_"): value for key, value in own.get(name, {}).items()}
-        for key in table:
+        given = {key: (value, f"{path}: {key}") for key, value in shared.items() if key in known}
+        given |= {_name(key): (value, f"{path}: [{name}] {key}") for key, value in own.get(name, {}).items()}
+        for key in given:
             if key not in known:
                 raise InputError(f"{path}: unknown key {key!r} in [{name}]; known: {', '.join(known)}")
-        given = {key: value for key, value in shared.items() if key in known} | table
-        settings[name] = {known[key]: _value(path, key, value, known[key]) for key, value in given.items()}
+        settings[name] = {known[key]: _value(path, *found, known[key]) for key, found in given.items()}
     return settings
 
 
-def _value(path: Path, key: str, value: Any, setting: Setting) -> Any:
-    if isinstance(value, dict) and setting.flag is not None:  # set = { weight = 2 } is --set weight=2
-        return [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in value.items()]
-    many = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, str | int | float) for each in many):
-        raise InputError(f"{path}: {key} is {value!r}; text, a number, true or false is needed")
-    if setting.is_path or setting.may_be_path:
-        many = [_located(path.parent, str(each), setting.may_be_path) for each in many]
-    return many if isinstance(value, list) or setting.flag is not None else many[0]
+def _name(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _value(path: Path, value: Any, where: str, setting: Setting) -> Any:
+    if setting.flag is not None and isinstance(value, dict):  # set = { weight = 2 } is --set weight=2
+        return [f"{k}={v if isinstance(v, str) else json.dumps(v, default=str)}" for k, v in value.items()]
+    if setting.flag is not None and not isinstance(value, list):
+        value = [value]
+    found = build(setting.kind, value, where)
+    if not (setting.is_path or setting.may_be_path):
+        return found
+    if isinstance(found, list):
+        return [_located(path.parent, each, setting.may_be_path) for each in found]
+    return _located(path.parent, found, setting.may_be_path)
 
 
 def _located(folder: Path, text: str, may_be_name: bool) -> str:
@@ -104,11 +102,18 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
 # -- a first project file --------------------------------------------------------------------------
 
 
-class Choice(NamedTuple):
-    """Settings to start with: those of train, those of fit, and for what they are meant."""
+class Start(NamedTuple):
+    """Settings of [train] to start with; None: not needed."""
 
-    train: dict[str, Any]  # model, epochs, and where they matter recipe and size
-    fit: dict[str, Any]
+    model: str
+    epochs: int
+    recipe: str | None = None
+    size: int | None = None
+
+
+class Choice(NamedTuple):
+    train: Start
+    epochs: int  # of [fit]
     why: str
 
 
@@ -121,50 +126,50 @@ def choose(samples: int, side: int | None, resizable: bool, *, gpu: bool) -> Cho
     On a CPU a ResNet gets 72 pixels: from 65 on it halves an image twice before its first block, and is many times as
     fast as with 64.
     """
-    train: dict[str, Any]
     if side is None or (side <= 32 and not gpu):
-        train = {"model": "mlp" if side is None else "cnn", "epochs": 60, "size": side}
-        choice = Choice(train, {"epochs": 10}, "a small network, quick on a CPU")
+        train = Start("mlp" if side is None else "cnn", 60, size=side)
+        choice = Choice(train, 10, "a small network, quick on a CPU")
     elif not gpu:
-        train = {"model": "resnet9", "recipe": "pmi-fast", "epochs": min(max(SEEN // samples, 5), 150), "size": 72}
-        choice = Choice(train, {"epochs": 5}, "a quick start on a CPU; on a GPU: resnet34, epochs = 60, size = 224")
+        train = Start("resnet9", min(max(SEEN // samples, 5), 150), "pmi-fast", 72)
+        choice = Choice(train, 5, "a quick start on a CPU; on a GPU: resnet34, epochs = 60, size = 224")
     elif side <= 64:
-        train = {"model": "resnet34", "recipe": "fast", "epochs": 60, "size": side}
-        choice = Choice(train, {"epochs": 10}, "small images, on a GPU")
+        choice = Choice(Start("resnet34", 60, "fast", side), 10, "small images, on a GPU")
     else:
-        train = {"model": "resnet34", "recipe": "pmi-fast", "epochs": 60, "size": min(side, 224)}
-        choice = Choice(train, {"epochs": 10}, "photographs, on a GPU")
-    if not resizable:
-        del train["size"]
-    return choice
+        choice = Choice(Start("resnet34", 60, "pmi-fast", min(side, 224)), 10, "photographs, on a GPU")
+    return choice if resizable else choice._replace(train=choice.train._replace(size=None))
 
 
-def _toml(value: int | str) -> str:
-    return json.dumps(value, ensure_ascii=False)  # both write numbers and text alike
+def images(data: str, data_dir: Path | None = None) -> tuple[int | None, bool]:
+    """The side of the images, None where there are none; and whether they can be resized when they are loaded."""
+    module, where = find(data, data_dir)
+    name = data.removeprefix(BUILTIN)
+    if module == folder.__name__ and where is not None:
+        return folder.shorter_side(where), True
+    return {"digits": 8, "mnist": 28, "cifar10": 32, "pills": 224, "pmi": 224}.get(name), name in ("pills", "pmi")
 
 
 def template(data: str, costs: str, counts: Mapping[str, Mapping[str, int]], choice: Choice) -> str:
     """The text of a project file."""
     train, validation, test = (f"{sum(counts[part].values()):,}" for part in ("train", "validation", "test"))
-    own = ["\n".join(f"{key} = {_toml(value)}" for key, value in table.items()) for table in choice[:2]]
+    own = "\n".join(f"{key} = {json.dumps(value)}" for key, value in plain(choice.train).items() if value is not None)
     return f"""\
 # A csada project. Commands started in this folder take from this file what they are not told; from elsewhere, write
-# csada --project FILE COMMAND. What is given on the command line comes first. Paths are relative to this file.
+# csada --project FILE COMMAND. What is given on the command line wins. Paths are relative to this file.
 # A table such as [train] may hold any argument or flag of that command: csada train --help lists them.
 
-data = {_toml(data)}
+data = {json.dumps(data, ensure_ascii=False)}
 # {len(counts["train"])} classes; {train} training, {validation} validation and {test} test samples
-costs = {_toml(costs)}  # what each mistake costs
+costs = {json.dumps(costs, ensure_ascii=False)}  # what each mistake costs
 
 [train]  # a model that makes as few mistakes as it can, whatever they cost
 out = "baseline"
 # {choice.why}
-{own[0]}
+{own}
 
 [fit]  # the same model, made to avoid the expensive mistakes
 model = "baseline"
 out = "model"
-{own[1]}
+epochs = {choice.epochs}
 budget = 0.5  # points of accuracy that deciding by cost may lose
 
 [evaluate]

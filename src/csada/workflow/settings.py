@@ -59,7 +59,7 @@ DEFAULTS: dict[str, dict[str, Options]] = {
         "csada": {"tasks": 16, "step": "sign", "step_size": 0.01, "steps": 5, "lr": 2e-5},
     },
 }
-TINY = 256  # values a sample up to which several threads would only wait for each other
+TINY = 256  # values per sample up to which several threads would only wait for each other
 
 
 def default_model(shape: Sequence[int]) -> str:

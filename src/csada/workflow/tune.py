@@ -29,7 +29,7 @@ from csada.data.splits import Splits
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.files import write_text
-from csada.folders import locked
+from csada.folders import reserved
 from csada.metrics import Evaluation
 from csada.models.modes import borrowed_threads
 from csada.reading import build, parse_json, plain, read_text, write_json
@@ -167,9 +167,7 @@ def tune(
         raise InputError(f"{splits.name} has costs that differ from sample to sample; tune needs one table for all")
     given = {"epochs": epochs, "seed": seed} | ({} if batch_size is None else {"batch_size": batch_size})
     options, threads = resolve(classifier, splits, method, given)
-    with locked(out) as mine, borrowed_threads(threads):
-        if not mine:
-            raise InputError(f"{out} is in use by another run; wait for it, or give another --out")
+    with reserved(out / "model") as folder, borrowed_threads(threads):
         before = predict_logits(classifier.network, splits, part="validation")
         needed = evaluate_scores(before, costs).accuracy - budget / 100
         search = make_search(classifier, splits, costs, method, options, needed)
@@ -190,7 +188,7 @@ def tune(
         assert better.evidence is not None
         evidence = replace(better.evidence, trials=len(done))
         better = replace(better, evidence=evidence)
-        better.save(out / "model")
+        better.save(folder)
         number = None if leader is None or evidence.chosen.startswith("before") else leader.number
         seconds = time.monotonic() - started
         tuning = Tuning(

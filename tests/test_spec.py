@@ -7,8 +7,10 @@ import pytest
 
 from csada.errors import InputError
 from csada.paper import spec as specs
-from csada.paper.spec import baseline_configs, choose_pairs, identity, load_spec, names, run_configs
-from csada.workflow.runs import read_json
+from csada.paper.spec import baseline_configs, choose_pairs, load_spec, names, run_configs
+from csada.paper.sweep import plan_runs
+from csada.reading import read_json
+from csada.workflow.runs import identity
 
 ROOT = Path(__file__).parents[1]
 GOOD = """
@@ -56,7 +58,7 @@ def test_paper_scale_has_the_values_of_the_text_and_script_those_of_the_authors_
 def test_what_was_chosen_on_validation_is_fast_but_for_the_settings_that_were():
     for name in ("table-pmi-resnet9", "table-pmi-resnet34"):
         fast, chosen = (load_spec(name, scale) for scale in ("fast", "chosen"))
-        record = read_json(ROOT / f"results/settings-{chosen.name.removeprefix('table-')}-chosen.json")
+        record = read_json(ROOT / f"results/settings-{chosen.name.removeprefix('table-')}-chosen.json", dict)
         for method, settings in record["chosen"].items():
             assert chosen.options[method] == fast.options[method] | settings
 
@@ -86,6 +88,33 @@ def test_a_run_is_known_by_its_settings_not_by_their_order():
     assert identity(config) != identity(config | {"seed": 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "baseline", "first"),
+    [
+        ("toy", "fast", "fa529e1d868f1581", None),
+        ("table-cifar10", "fast", "612fb06aa99f3963", "acc1873d8d6e8672"),
+        ("lambda-cifar10", "smoke", "735338cd1d97bd7e", "36e9d6370b8a2f8d"),
+        ("table-pmi-resnet34", "chosen", "ba5bcdb73d582404", "a91286189dc0f318"),
+        ("convergence-cifar10", "script", "9b7a70418614f956", "ba7ee35e49e3b752"),
+    ],
+)
+def test_a_run_keeps_its_hash_so_that_nothing_measured_is_run_again(name, scale, baseline, first):
+    spec = load_spec(name, scale)
+    assert identity(baseline_configs(spec)[0]) == baseline
+    assert first is None or identity(run_configs(spec, {})[0]) == first
+
+
+def test_every_run_of_the_committed_records_is_one_that_its_experiment_still_plans(tmp_path):
+    found = [read_json(path, object) for path in sorted((ROOT / "results").glob("*.json"))]
+    records = [record for record in found if isinstance(record, dict) and "scale" in record and "planned" in record]
+    assert len(records) == 14
+    for record in records:
+        plan = plan_runs(load_spec(record["experiment"], record["scale"]), tmp_path, ROOT / "results")
+        planned = {run.folder.name for run in (*plan.runs, *plan.baselines)}
+        assert {identity(run["config"]) for run in (*record["runs"], *record["baselines"])} <= planned
+        assert len(plan.missing()) == record["planned"] - len(record["runs"])
+
+
 def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
     confusion = np.full((4, 4), 1) + np.diag([96] * 4)
     confusion[2, 0], confusion[3, 1] = 30, 20
@@ -110,7 +139,7 @@ def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
         (GOOD + "track = 'loss'", "cannot track 'loss'"),
         (GOOD.replace("pareto", "paretto"), "no preset 'paretto'"),
         (GOOD.replace('title = "mine"', ""), "lacks 'title'"),
-        (GOOD + "= 3", "cannot read the experiment"),
+        (GOOD + "= 3", r"mine\.toml is no TOML file"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path, text, message):

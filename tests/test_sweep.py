@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import csada
-from csada.paper.spec import identity, load_spec, names
+from csada.paper.spec import load_spec, names
 from csada.paper.sweep import collect, run_experiment, write_record
+from csada.workflow.runs import identity
 
 SWEEP = """
 title = "a small sweep"

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from csada.metrics import accuracy, weighted_error_rate
+from csada.paper.record import cost_matrix
 from csada.paper.run import Run
-from csada.paper.spec import load_spec, make_costs, run_configs
+from csada.paper.spec import load_spec, run_configs
 from csada.paper.sweep import Report, do_runs, plan_runs
 from csada.reading import read_json, write_json
 from csada.workflow.runs import environment, identity
@@ -69,7 +70,7 @@ def main():
             trial["failed"] = failed
         else:
             result = read_json(run.folder / "result.json", dict)
-            costs = make_costs(run.config["costs"], result["data"]["classes"])
+            costs = cost_matrix(run.config["costs"], result["data"]["classes"])
             trial["baseline"] = judged(result["baseline"]["validation"], costs)
             trial["validation"] = judged(result["validation"], costs)
             best[method] = min(trial, best.get(method, trial), key=lambda t: t["validation"]["cost"])

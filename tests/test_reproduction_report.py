@@ -13,9 +13,9 @@ import pytest
 
 from csada.costs import CostMatrix
 from csada.errors import InputError
-from csada.paper import published as paper_values
-from csada.paper.record import EXPERIMENTS, parse, read_records
-from csada.paper.reproduction import FIGURES, render, write_figures, write_tables
+from csada.paper import EXPERIMENTS, published
+from csada.paper.record import parse, read_records
+from csada.paper.reproduction import FIGURES, TABLES, render, write_figures, write_tables
 from csada.paper.tables import Table, Value, comma_separated, latex, markdown
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -39,16 +39,12 @@ def run(method, costs, before, after, rule=None, baseline_rule=None, seed=0, his
 
     result = judged(after, rule or after) | {"baseline": judged(before, baseline_rule or before), "seconds": 1.0}
     config = {"data": "cifar10", "model": "resnet34", "options": {"weight": 2.0}, "baseline": "b0"} | config
-    config |= {"kind": "method", "seed": seed, "method": method, "costs": costs}
+    config = {"kind": "method"} | config | {"seed": seed, "method": method, "costs": costs}
     return {"config": config, "result": result, "history": list(history), "environment": {}}
 
 
 def record(experiment, runs, classes=CLASSES):
     return {"experiment": experiment, "scale": "fast", "classes": list(classes), "runs": runs}
-
-
-def toy_run(seed, before, after):
-    return {"config": {"kind": "toy", "seed": seed, "spread": 2.0}, "result": {"before": before, "after": after}}
 
 
 def cells(path):
@@ -284,11 +280,16 @@ def test_convergence_by_epoch(tmp_path):
 
 def test_toy_counts_green_called_blue(tmp_path):
     classes = ["red", "green", "blue"]
-    runs = [toy_run(s, counts(classes, y1z2=k), counts(classes, y2z1=3)) for s, k in enumerate((2, 4))]
+    pair = {"kind": "pair", "truth": 1, "predicted": 2}
+    runs = [
+        run("csada", pair, counts(classes, y1z2=k), counts(classes, y2z1=3), seed=s, kind="toy", spread=2.0)
+        for s, k in enumerate((2, 4))
+    ]
     render(record("toy", runs, classes), tmp_path)
     text = (tmp_path / "toy-fast.md").read_text()
     assert (
-        "| Critical errors a data set | ours, spread 2, 2 seeds | 3.00 (1.41) | 0.00 (0.00), −100.0 % | – | – |" in text
+        "| Critical errors a data set | ours, spread 2, 2 seeds | 3.00 (1.41) | 0.00 (0.00), −100.0 % "
+        "| 3.00 (1.41), +0.0 % | 0.00 (0.00), −100.0 % |" in text
     )
     assert "| Accuracy (%) | ours, spread 2, 2 seeds | 99.00 (0.47) | 99.00 (0.00), +0.00 points |" in text
     assert "| paper, one data set | multiple | 0 |" in text
@@ -393,9 +394,9 @@ def test_the_papers_own_figures_agree_with_each_other():
     """Typed right: the paper's total costs are its numbers of errors times the expert costs."""
     prices = [10, 10, 10, 8, 1]
     for column in range(4):
-        total = sum(price * row[column][0] for price, row in zip(prices, paper_values.PMI_ERRORS, strict=True))
-        assert total == pytest.approx(paper_values.PMI_RESNET34[0][column][0], abs=0.05)
-    assert len(EXPERIMENTS) == 10
+        total = sum(price * row[column][0] for price, row in zip(prices, published.TABLES["errors-pmi"], strict=True))
+        assert total == pytest.approx(published.TABLES["table-pmi-resnet34"][0][column][0], abs=0.05)
+    assert len(EXPERIMENTS) == 10 and TABLES.keys() == {*EXPERIMENTS}
 
 
 def svg_words(path):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from csada.errors import InputError
+from csada.paper import EXPERIMENTS
 from csada.paper import spec as specs
-from csada.paper.spec import baseline_configs, choose_pairs, load_spec, names, run_configs
+from csada.paper.spec import baseline_configs, choose_pairs, load_spec, run_configs
 from csada.paper.sweep import plan_runs
 from csada.reading import read_json
 from csada.workflow.runs import identity
@@ -30,9 +31,9 @@ def written(tmp_path, text):
 
 
 def test_all_ten_experiments_resolve_at_their_scales_to_as_many_runs_as_they_say():
-    assert len(names()) == 10
+    assert len(EXPERIMENTS) == 10
     confusion = np.arange(100).reshape(10, 10)
-    for name in names():
+    for name in EXPERIMENTS:
         for scale in specs.SCALES:
             if not specs.has_scale(name, scale):
                 assert scale in specs.OVER
@@ -128,17 +129,20 @@ def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epocs = 3\n" + GOOD, "mine.toml: unknown key 'epocs'; known keys: title, data, model"),
-        (GOOD + "replication = 3", "unknown key 'replication' in \\[smoke\\]; known keys: .*replications"),
+        ("epocs = 3\n" + GOOD, r"mine\.toml, scale smoke: unknown key 'epocs'; known keys: .*title, data, model"),
+        (GOOD + "replication = 3", "scale smoke: unknown key 'replication'; known keys: .*replications"),
         (GOOD + "options.csada = { epsilom = 1 }", "unknown option 'epsilom' for csada; did you mean 'epsilon'"),
         (GOOD + "options.cssda = { epsilon = 1 }", "unknown method 'cssda'; did you mean 'csada'"),
         (GOOD + "options.every = { lr = -1.0 }", "lr must be zero or more"),
         (GOOD + "baseline = { recipe = 'quick' }", "unknown recipe 'quick'"),
-        (GOOD + "baseline = { rate = 1 }", "unknown key baseline.rate"),
-        (GOOD + "replications = 0", "replications must be a whole number"),
-        (GOOD + "track = 'loss'", "cannot track 'loss'"),
+        (GOOD + "baseline = { rate = 1 }", "baseline: unknown key 'rate'; known keys: epochs, lr"),
+        (GOOD + "replications = 0", "replications must be at least 1, got 0"),
+        (GOOD + "replications = 1.5", "replications is 1.5; a whole number is needed"),
+        (GOOD + "pairs = 'some'", "pairs is 'some'; 'all' or a whole number or a list"),
+        (GOOD + "name = 'other'", r"mine\.toml: name cannot be set in the file"),
+        (GOOD + "track = 'loss'", "track is 'loss'; 'test_wer' is needed"),
         (GOOD.replace("pareto", "paretto"), "no preset 'paretto'"),
-        (GOOD.replace('title = "mine"', ""), "lacks 'title'"),
+        (GOOD.replace('title = "mine"', ""), r"mine\.toml, scale smoke: title is missing"),
         (GOOD + "= 3", r"mine\.toml is no TOML file"),
     ],
 )

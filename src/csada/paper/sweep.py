@@ -23,8 +23,9 @@ import torch
 from csada.data.fetch import Progress
 from csada.files import write_text
 from csada.folders import locked
-from csada.paper.run import BASELINES, Entry, Run, execute, read_plain, read_run
+from csada.paper.run import BASELINES, Entry, Run, execute, read_run
 from csada.paper.spec import Selection, Spec, baseline_configs, epochs, run_configs
+from csada.reading import read_json
 from csada.workflow.runs import identity
 
 FORMAT = 1
@@ -65,7 +66,7 @@ def plan_runs(spec: Spec, runs_dir: Path, results_dir: Path | None = None, pairs
     counts = {}
     for run in baselines:  # the record's first: pairs that were chosen once stay
         if result := known.get(run.folder.name, {}).get("result") or (
-            run.done and read_plain(run.folder / "result.json")
+            run.done and read_json(run.folder / "result.json", dict)
         ):
             counts[run.folder.name] = result["validation"]
     configs = run_configs(spec, counts, pairs)
@@ -221,7 +222,7 @@ def known_runs(spec: Spec, results_dir: Path | None) -> dict[str, Entry]:
     for name in (spec.folder, spec.name):
         path = None if results_dir is None else results_dir / f"{replace(spec, name=name).record}.json"
         if path is not None and path.exists():
-            record = read_plain(path)
+            record = read_json(path, dict)
             known |= {identity(run["config"]): run for run in (*record["baselines"], *record["runs"])}
     return known
 

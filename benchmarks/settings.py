@@ -18,7 +18,7 @@ from csada.metrics import accuracy, weighted_error_rate
 from csada.paper.record import cost_matrix
 from csada.paper.run import Run
 from csada.paper.spec import load_spec, run_configs
-from csada.paper.sweep import Report, do_runs, plan_runs
+from csada.paper.sweep import SweepReport, do_runs, plan_runs
 from csada.reading import read_json, write_json
 from csada.workflow.runs import environment, identity
 
@@ -41,7 +41,7 @@ def make_run(spec, method, settings, runs):
 
 def do(run):
     """Why it failed, if it did."""
-    report = Report()
+    report = SweepReport()
     do_runs([] if run.done else [run], None, math.inf, 1, None, report)
     return report.failed.get(run.name)
 

@@ -36,8 +36,8 @@ from csada.errors import InputError
 from csada.methods import METHODS
 from csada.models.plain import mlp
 from csada.paper import tabular
+from csada.reading import write_json
 from csada.sklearn import CSADAClassifier, mean_cost
-from csada.workflow.runs import write_json
 
 MISSED_TUMOUR = {(0, 1): 10}
 

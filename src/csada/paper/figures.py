@@ -54,7 +54,7 @@ def _cell(axis: Axes, y: int, z: int, rate: float, norm: PowerNorm) -> None:
         return
     look: dict[str, Any] = {"facecolor": "#dddddd", "edgecolor": "none"}
     if y != z:
-        look: dict[str, Any] = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linewidth": 0}
+        look = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linewidth": 0}
     axis.add_patch(Rectangle((z - 0.5, y - 0.5), 1, 1, **look))
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,13 +67,6 @@ class Run:
         return (self.folder / "result.json").exists()
 
 
-class Start(NamedTuple):
-    """A baseline as its runs take it up."""
-
-    model: nn.Module
-    scores: dict[str, Scores]
-
-
 @lru_cache(maxsize=2)
 def data_of(text: str, data_dir: str | None) -> Splits:
     config = json.loads(text)
@@ -81,9 +74,12 @@ def data_of(text: str, data_dir: str | None) -> Splits:
 
 
 @lru_cache(maxsize=2)
-def start_of(folder: Path, text: str, data_dir: str | None, device: torch.device) -> Start:
+def start_of(
+    folder: Path, text: str, data_dir: str | None, device: torch.device
+) -> tuple[nn.Module, dict[str, Scores]]:
+    """A baseline as its runs take it up."""
     model = Classifier.load(folder / "model", device=device).network
-    return Start(model, all_scores(model, data_of(text, data_dir)))
+    return model, all_scores(model, data_of(text, data_dir))
 
 
 def baseline_folder(run: Run) -> Path:
@@ -178,7 +174,7 @@ def run_method(
     run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None], data_dir: str | None
 ) -> Trained:
     config = run.config
-    start = start_of(baseline_folder(run), data_key(config), data_dir, device)
+    start, start_scores = start_of(baseline_folder(run), data_key(config), data_dir, device)
     costs = cost_matrix(config["costs"], splits.classes)
 
     def told(line: Epoch, model: nn.Module) -> Epoch:
@@ -192,15 +188,18 @@ def run_method(
     if device.type == "cpu":
         options["precision"] = "32"  # half precision is for GPUs
     kept = run.folder / "checkpoint"
-    fitted = fit(start.model, splits, config["method"], costs, on_epoch=told, checkpoint=kept, **options)
+    fitted = fit(start, splits, config["method"], costs, on_epoch=told, checkpoint=kept, **options)
     scores = all_scores(fitted.model, splits)
-    result = judged(scores, costs) | {"baseline": judged(start.scores, costs), "training_loss": None}
+    result = by_both_decisions(scores, costs) | {
+        "baseline": by_both_decisions(start_scores, costs),
+        "training_loss": None,
+    }
     if config["kind"] == "toy":
-        result["panels"] = [rounded(p) for p in panels(Toy(splits, start.model, fitted.model), resolution=GRID)]
+        result["panels"] = [rounded(p) for p in panels(Toy(splits, start, fitted.model), resolution=GRID)]
     return result, scores, fitted.history
 
 
-def judged(scores: dict[str, Scores], costs: CostMatrix) -> Entry:
+def by_both_decisions(scores: dict[str, Scores], costs: CostMatrix) -> Entry:
     """Confusion counts by the largest score, and by the calibrated rule, which comes from validation.
 
     Where one pair alone costs, the plain rule would never predict that pair's class again; there its strength is the

@@ -29,7 +29,7 @@ DRAWN = 0  # the seed with which pairs are drawn
 ALL_PAIRS = 90  # of ten classes: what a plan counts before the data is known
 
 Config = dict[str, Any]
-Table = dict[str, Any]
+Toml = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,10 @@ class Spec:
     model: str
     costs: str  # "pairs" (each in turn is the only one that costs), "pareto", or a preset's name
     methods: Sequence[str]
-    options: dict[str, Table]  # of each method
-    baseline: Table  # recipe, pretrained, and what replaces the recipe's own
+    options: dict[str, Toml]  # of each method
+    baseline: Toml  # recipe, pretrained, and what replaces the recipe's own
     data_scale: float = 1.0
-    data_options: Table = field(default_factory=dict)
+    data_options: Toml = field(default_factory=dict)
     pairs: Literal["all"] | int | list[Pair] = (
         "all"  # or a list of them, or how many: half the most confused on validation, half drawn by seed
     )
@@ -136,7 +136,7 @@ def load_spec(name: str, scale: str = "fast", data: str | None = None) -> Spec:
     if scale not in own:
         raise InputError(f"{path.name} has no scale {scale!r}; it has {', '.join(s for s in SCALES if s in own)}")
     files = (read_toml(SPECS / "defaults.toml"), own)
-    table: Table = {}
+    table: Toml = {}
     for layer in (None, *((OVER[scale], scale) if scale in OVER else (scale,))):
         for file in files:
             table = _over(table, file.get(layer, {}) if layer else {k: v for k, v in file.items() if k not in SCALES})
@@ -154,7 +154,7 @@ def load_spec(name: str, scale: str = "fast", data: str | None = None) -> Spec:
     return spec
 
 
-def _over(below: Table, above: Table) -> Table:
+def _over(below: Toml, above: Toml) -> Toml:
     """`above` wins, table by table."""
     merged = below | above
     for key in below.keys() & above.keys():
@@ -187,16 +187,18 @@ def baseline_configs(spec: Spec) -> list[Config]:
     return [baseline_config(spec, r) for r in range(spec.replications if spec.fresh else 1)]
 
 
-def run_configs(spec: Spec, confusions: Mapping[str, Any], pairs: Any = None) -> list[Config]:
+def run_configs(spec: Spec, confusions: Mapping[str, Any], all_pairs: bool = False) -> list[Config]:
     """Every run but the baselines, one replication after the other, so that a part of a sweep is a smaller sweep.
 
-    confusions: validation counts by the baseline's hash, needed where they decide the pairs. `pairs` replaces the file's.
+    confusions: validation counts by the baseline's hash, needed where they decide the pairs. all_pairs: not only the
+    number of them that the file gives; those that it lists stay.
     """
+    pairs = "all" if all_pairs and not isinstance(spec.pairs, list) else spec.pairs
     configs = []
     for replication in range(spec.replications):
         baseline = identity(baseline_config(spec, replication))
         seed = replication if spec.fresh else 0
-        for costs in _costs(spec, replication, spec.pairs if pairs is None else pairs, confusions.get(baseline)):
+        for costs in _costs(spec, replication, pairs, confusions.get(baseline)):
             for method in spec.methods:
                 for weight in (spec.lambdas if method == "csada" else ()) or (None,):
                     options = spec.options[method] | ({} if weight is None else {"weight": weight})

@@ -32,6 +32,7 @@ from csada.classical import (
     kernel_module,
 )
 from csada.costs import ClassLike, CostMatrix
+from csada.data.fetch import Progress
 from csada.data.splits import Part, Splits, stratified
 from csada.decisions import MinimumExpectedCost, argmax
 from csada.errors import Diverged
@@ -51,7 +52,6 @@ Predictor = Callable[[Part], Labels]
 Options = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
 Tried = tuple[Options, Any, float]  # the settings, what was fitted with them, and how many seconds that took
-Progress = Callable[[int, int], None]
 
 DATA: dict[str, tuple[Callable[[], Any], dict[tuple[ClassLike, ClassLike], float]]] = {
     "breast_cancer": (load_breast_cancer, {(0, 1): 10.0}),  # a tumour missed
@@ -133,7 +133,7 @@ def run(seeds: int = 10, on_progress: Progress | None = None, *, jobs: int = 2) 
     }
 
 
-class Line(NamedTuple):
+class MethodSummary(NamedTuple):
     """One method: means over the seeds, and the paired difference of cost from the baseline with its standard error."""
 
     method: str
@@ -143,7 +143,7 @@ class Line(NamedTuple):
     difference_se: float  # a little too small: test parts of different seeds overlap
 
 
-def summary(record: Mapping[str, Any], dataset: str) -> list[Line]:
+def summary(record: Mapping[str, Any], dataset: str) -> list[MethodSummary]:
     """One line per method, cheapest first."""
     rows = [run for run in record["runs"] if run["dataset"] == dataset]
     baseline = {run["seed"]: run["cost"] for run in rows if run["method"] == "baseline"}
@@ -153,7 +153,7 @@ def summary(record: Mapping[str, Any], dataset: str) -> list[Line]:
         cost, accuracy = (float(np.mean([run[key] for run in mine])) for key in ("cost", "accuracy"))
         saved = np.array([run["cost"] - baseline[run["seed"]] for run in mine])
         error = float(saved.std(ddof=1) / np.sqrt(len(saved))) if len(saved) > 1 else float("nan")
-        lines.append(Line(method, cost, accuracy, float(saved.mean()), error))
+        lines.append(MethodSummary(method, cost, accuracy, float(saved.mean()), error))
     return sorted(lines, key=lambda line: (line.cost, -line.accuracy))
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from csada.workflow.runs import environment, read_json, write_json
-from csada.paper.run import Run
-from csada.paper.sweep import Report, do_runs, make_plan
-from csada.paper.spec import identity, load_spec, make_costs, run_configs
 from csada.metrics import accuracy, weighted_error_rate
+from csada.paper.record import cost_matrix
+from csada.paper.run import Run
+from csada.paper.spec import load_spec, run_configs
+from csada.paper.sweep import SweepReport, do_runs, plan_runs
+from csada.reading import read_json, write_json
+from csada.workflow.runs import environment, identity
 
 COSTS, SEED = 100, 100  # of the cost matrix, of the fine-tuning
 
@@ -39,7 +41,7 @@ def make_run(spec, method, settings, runs):
 
 def do(run):
     """Why it failed, if it did."""
-    report = Report()
+    report = SweepReport()
     do_runs([] if run.done else [run], None, math.inf, 1, None, report)
     return report.failed.get(run.name)
 
@@ -58,7 +60,7 @@ def main():
     parser.add_argument("--results", type=Path, default=Path("results"))
     given = parser.parse_args()
     spec = load_spec(given.name, given.scale)
-    for baseline in make_plan(spec, given.runs).baselines:
+    for baseline in plan_runs(spec, given.runs).baselines:
         do(baseline)
     trials, best = [], {}
     for method, settings in given.candidates:
@@ -67,8 +69,8 @@ def main():
         if failed := do(run):
             trial["failed"] = failed
         else:
-            result = read_json(run.folder / "result.json")
-            costs = make_costs(run.config["costs"], result["data"]["classes"])
+            result = read_json(run.folder / "result.json", dict)
+            costs = cost_matrix(run.config["costs"], result["data"]["classes"])
             trial["baseline"] = judged(result["baseline"]["validation"], costs)
             trial["validation"] = judged(result["validation"], costs)
             best[method] = min(trial, best.get(method, trial), key=lambda t: t["validation"]["cost"])

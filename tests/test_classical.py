@@ -367,8 +367,8 @@ def test_the_study_records_every_method_on_one_split_and_reads_its_file_back(tmp
     record = {"format": 1, "runs": runs}
     assert json.loads(write_json(tmp_path / "new" / "tabular.json", record).read_text()) == record
     lines = tabular.summary(record, "wine")
-    assert [line["cost"] for line in lines] == sorted(run["cost"] for run in runs)
-    assert next(line for line in lines if line["method"] == "baseline")["difference"] == 0
+    assert [line.cost for line in lines] == sorted(run["cost"] for run in runs)
+    assert next(line for line in lines if line.method == "baseline").difference == 0
 
 
 def test_settings_are_chosen_on_validation_and_never_on_test():

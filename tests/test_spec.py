@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from csada.errors import InputError
+from csada.paper import EXPERIMENTS
 from csada.paper import spec as specs
-from csada.paper.spec import baseline_configs, choose_pairs, identity, load_spec, names, run_configs
-from csada.workflow.runs import read_json
+from csada.paper.spec import baseline_configs, choose_pairs, load_spec, run_configs
+from csada.paper.sweep import plan_runs
+from csada.reading import read_json
+from csada.workflow.runs import identity
 
 ROOT = Path(__file__).parents[1]
 GOOD = """
@@ -28,9 +31,9 @@ def written(tmp_path, text):
 
 
 def test_all_ten_experiments_resolve_at_their_scales_to_as_many_runs_as_they_say():
-    assert len(names()) == 10
+    assert len(EXPERIMENTS) == 10
     confusion = np.arange(100).reshape(10, 10)
-    for name in names():
+    for name in EXPERIMENTS:
         for scale in specs.SCALES:
             if not specs.has_scale(name, scale):
                 assert scale in specs.OVER
@@ -56,7 +59,7 @@ def test_paper_scale_has_the_values_of_the_text_and_script_those_of_the_authors_
 def test_what_was_chosen_on_validation_is_fast_but_for_the_settings_that_were():
     for name in ("table-pmi-resnet9", "table-pmi-resnet34"):
         fast, chosen = (load_spec(name, scale) for scale in ("fast", "chosen"))
-        record = read_json(ROOT / f"results/settings-{chosen.name.removeprefix('table-')}-chosen.json")
+        record = read_json(ROOT / f"results/settings-{chosen.name.removeprefix('table-')}-chosen.json", dict)
         for method, settings in record["chosen"].items():
             assert chosen.options[method] == fast.options[method] | settings
 
@@ -86,6 +89,33 @@ def test_a_run_is_known_by_its_settings_not_by_their_order():
     assert identity(config) != identity(config | {"seed": 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "baseline", "first"),
+    [
+        ("toy", "fast", "fa529e1d868f1581", None),
+        ("table-cifar10", "fast", "612fb06aa99f3963", "acc1873d8d6e8672"),
+        ("lambda-cifar10", "smoke", "735338cd1d97bd7e", "36e9d6370b8a2f8d"),
+        ("table-pmi-resnet34", "chosen", "ba5bcdb73d582404", "a91286189dc0f318"),
+        ("convergence-cifar10", "script", "9b7a70418614f956", "ba7ee35e49e3b752"),
+    ],
+)
+def test_a_run_keeps_its_hash_so_that_nothing_measured_is_run_again(name, scale, baseline, first):
+    spec = load_spec(name, scale)
+    assert identity(baseline_configs(spec)[0]) == baseline
+    assert first is None or identity(run_configs(spec, {})[0]) == first
+
+
+def test_every_run_of_the_committed_records_is_one_that_its_experiment_still_plans(tmp_path):
+    found = [read_json(path, object) for path in sorted((ROOT / "results").glob("*.json"))]
+    records = [record for record in found if isinstance(record, dict) and "scale" in record and "planned" in record]
+    assert len(records) == 14
+    for record in records:
+        plan = plan_runs(load_spec(record["experiment"], record["scale"]), tmp_path, ROOT / "results")
+        planned = {run.folder.name for run in (*plan.runs, *plan.baselines)}
+        assert {identity(run["config"]) for run in (*record["runs"], *record["baselines"])} <= planned
+        assert len(plan.missing()) == record["planned"] - len(record["runs"])
+
+
 def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
     confusion = np.full((4, 4), 1) + np.diag([96] * 4)
     confusion[2, 0], confusion[3, 1] = 30, 20
@@ -99,18 +129,21 @@ def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epocs = 3\n" + GOOD, "mine.toml: unknown key 'epocs'; known keys: title, data, model"),
-        (GOOD + "replication = 3", "unknown key 'replication' in \\[smoke\\]; known keys: .*replications"),
+        ("epocs = 3\n" + GOOD, r"mine\.toml, scale smoke: unknown key 'epocs'; known keys: .*title, data, model"),
+        (GOOD + "replication = 3", "scale smoke: unknown key 'replication'; known keys: .*replications"),
         (GOOD + "options.csada = { epsilom = 1 }", "unknown option 'epsilom' for csada; did you mean 'epsilon'"),
         (GOOD + "options.cssda = { epsilon = 1 }", "unknown method 'cssda'; did you mean 'csada'"),
         (GOOD + "options.every = { lr = -1.0 }", "lr must be zero or more"),
         (GOOD + "baseline = { recipe = 'quick' }", "unknown recipe 'quick'"),
-        (GOOD + "baseline = { rate = 1 }", "unknown key baseline.rate"),
-        (GOOD + "replications = 0", "replications must be a whole number"),
-        (GOOD + "track = 'loss'", "cannot track 'loss'"),
+        (GOOD + "baseline = { rate = 1 }", "baseline: unknown key 'rate'; known keys: epochs, lr"),
+        (GOOD + "replications = 0", "replications must be at least 1, got 0"),
+        (GOOD + "replications = 1.5", "replications is 1.5; a whole number is needed"),
+        (GOOD + "pairs = 'some'", "pairs is 'some'; 'all' or a whole number or a list"),
+        (GOOD + "name = 'other'", r"mine\.toml: name cannot be set in the file"),
+        (GOOD + "track = 'loss'", "track is 'loss'; 'test_wer' is needed"),
         (GOOD.replace("pareto", "paretto"), "no preset 'paretto'"),
-        (GOOD.replace('title = "mine"', ""), "lacks 'title'"),
-        (GOOD + "= 3", "cannot read the experiment"),
+        (GOOD.replace('title = "mine"', ""), r"mine\.toml, scale smoke: title is missing"),
+        (GOOD + "= 3", r"mine\.toml is no TOML file"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path, text, message):

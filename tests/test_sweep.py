@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import csada
-from csada.paper.spec import identity, load_spec, names
+from csada.paper import EXPERIMENTS
+from csada.paper.spec import load_spec
 from csada.paper.sweep import collect, run_experiment, write_record
+from csada.workflow.runs import identity
 
 SWEEP = """
 title = "a small sweep"
@@ -233,8 +235,8 @@ def test_all_ten_experiments_of_the_paper_from_one_command_and_the_list_of_them(
     program("all")
     listed = {words[0]: words for line in program("--list").splitlines() if len(words := line.split()) > 4}
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").glob("*.json")}
-    assert sorted(found) == [f"{name}-smoke" for name in names()]
-    for name in names():
+    assert sorted(found) == [f"{name}-smoke" for name in EXPERIMENTS]
+    for name in EXPERIMENTS:
         spec, held = load_spec(name, "smoke"), found[f"{name}-smoke"]
         assert len(held["runs"]) == held["planned"] == spec.count
         assert listed[name][2:5] == [str(spec.count), "of", str(spec.count)]
@@ -249,6 +251,6 @@ def test_all_ten_experiments_of_the_paper_from_one_command_and_the_list_of_them(
             assert f"| {100 * np.mean(mine):.2f} (" in next(line for line in table.splitlines() if "Accuracy" in line)
     assert [("panels" in run["result"]) for run in found["toy-smoke"]["runs"]].count(True) == 1
     shared = {
-        run["config"]["baseline"] for name in names() if "cifar10" in name for run in found[f"{name}-smoke"]["runs"]
+        run["config"]["baseline"] for name in EXPERIMENTS if "cifar10" in name for run in found[f"{name}-smoke"]["runs"]
     }
     assert len(shared) == 1

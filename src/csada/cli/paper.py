@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE
@@ -27,26 +27,26 @@ def toy(
 
     Example: csada toy --out out --seeds 20
     """
-    from csada.paper.toy import METHOD, panels, run_toy
+    from csada.paper.toy import BLUE, GREEN, METHOD, panels, run_toy
     from csada.paper.toy_figure import toy_figure
     from csada.report.style import save
 
-    runs = []
+    toys = []
     with cli.progress("training") as update:
         for seed in range(seeds):
-            runs.append(run_toy(seed, spread))
+            toys.append(run_toy(seed, spread))
             update(seed + 1, seeds)
-    shown = next((i for i, run in enumerate(runs) if run.critical_errors()[0]), 0)
-    figure = toy_figure(*panels(runs[shown]), runs[shown].splits.classes, METHOD.epsilon)
-    files = save(figure, out / "toy.png")
-    table = Table("", "before", "after", title=f"toy, spread {spread:g}, mean over {seeds} seed{'s' * (seeds > 1)}")
-    counts = [run.critical_errors() for run in runs]
-    table.add_row("critical errors, green called blue", *(f"{sum(c) / seeds:.2f}" for c in zip(*counts, strict=True)))
-    accuracies = [(100 * run.before.accuracy, 100 * run.after.accuracy) for run in runs]
-    table.add_row("accuracy (%)", *(f"{sum(a) / seeds:.2f}" for a in zip(*accuracies, strict=True)))
-    cli.console.print(table)
-    cli.console.print(f"The figure shows seed {shown}.")
-    cli.show_files(files)
+    numbers = [
+        [(e.pair_error(GREEN, BLUE).errors, 100 * e.accuracy) for e in toy.evaluations()] for toy in toys
+    ]  # by seed, before and after
+    shown = next((seed for seed, (before, _) in enumerate(numbers) if before[0]), 0)
+    figure = toy_figure(*panels(toys[shown]), toys[shown].splits.classes, METHOD.epsilon)
+    cli.say(f"toy, spread {spread:g}, mean over {seeds} seed{'s' * (seeds > 1)}; the figure shows seed {shown}")
+    rows = []
+    for i, name in enumerate(("critical errors, green called blue", "accuracy (%)")):
+        rows.append((name, *(f"{sum(own[when][i] for own in numbers) / seeds:.2f}" for when in (0, 1))))
+    cli.show_table(("before", "after"), rows)
+    cli.show_files(save(figure, out / "toy.png"))
 
 
 @cli.app.command()
@@ -58,42 +58,40 @@ def demo(
 
     Example: csada demo --seeds 4
     """
-    from csada.metrics import mean_interval
-    from csada.paper.demo import COSTS, REASONS, run_demo, summarise
-    from csada.paper.demo_figure import demo_figure
+    import numpy as np
+
+    from csada.metrics import Evaluation, mean_interval
+    from csada.paper.demo import COSTS, REASONS, ROWS, run_demo
+    from csada.paper.figures import demo_figure
     from csada.report.style import save
 
-    cli.console.print("What the mistakes cost (every other one costs 1):")
-    for (truth, predicted), (cost, why) in REASONS.items():
-        cli.console.print(f"  {truth} read as {predicted}: {cost:>2}  {why}", highlight=False)
+    cli.say("What the mistakes cost (every other one costs 1):")
+    cli.say(
+        *(f"  {truth} read as {predicted}: {cost:>2}  {why}" for (truth, predicted), (cost, why) in REASONS.items())
+    )
     runs = []
     with cli.progress("training") as update:
         for run in run_demo(seeds):
             runs.append(run)
             update(len(runs), seeds)
-    rows = summarise(runs)
+    by_row = {name: [run.rows[name] for run in runs] for name in ROWS}
     top = [(COSTS.classes[y], COSTS.classes[z]) for y, z in COSTS.top_pairs(3)]
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    for heading in ("accuracy (%)", "cost per 100", *(f"{y} as {z}" for y, z in top), f"all {len(REASONS)}"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, row in rows.items():
-        means = [str(mean_interval(100 * values)) for values in (row.accuracy, row.weighted_error_rate)]
-        pairs = [str(row.critical[pair].errors) for pair in top]
-        table.add_row(name, *means, *pairs, str(sum(p.errors for p in row.critical.values())))
+    rows = []
+    for name, own in by_row.items():
+        means = [str(mean_interval([100 * getattr(e, key) for e in own])) for key in ("accuracy", "mean_cost")]
+        together = Evaluation(np.sum([e.confusion for e in own], axis=0), COSTS)
+        errors = [together.pair_error(*pair).errors for pair in top]
+        rows.append((name, *means, *map(str, errors), str(sum(together.pair_error(*pair).errors for pair in REASONS))))
     fitted = 100 * sum(run.training_accuracy for run in runs) / len(runs)
-    cli.console.print(
-        f"\nThe baseline gets {fitted:.1f} % of its training data right: there is no training error to re-weigh."
+    cli.say(f"\nThe baseline gets {fitted:.1f} % of its training data right: there is no training error to re-weigh.")
+    cli.show_table(("accuracy (%)", "cost per 100", *(f"{y} as {z}" for y, z in top), f"all {len(REASONS)}"), rows)
+    samples = together.pair_error(*top[0]).samples
+    cli.say(
+        f"Mean ± half of the 95 % interval over {seeds} seeds. On the right, errors of all seeds together: on the costliest "
+        f"pairs (of {samples} test samples of a {top[0][0]}), and on all {len(REASONS)} above.",
+        "The rule predicts the class of least expected cost, with probabilities calibrated on validation data.",
     )
-    cli.console.print(table)
-    samples = rows["baseline"].critical[top[0]].samples
-    cli.console.print(
-        f"Mean ± half of the 95 % interval over {seeds} seeds. On the right, errors of all seeds together: on the dearest "
-        f"pairs (of {samples} test samples of a {top[0][0]}), and on all {len(REASONS)} above.\n"
-        "The rule predicts the class of least expected cost, with probabilities calibrated on validation data."
-    )
-    figure = demo_figure(*({n: getattr(r, k) for n, r in rows.items()} for k in ("weighted_error_rate", "accuracy")))
-    cli.show_files(save(figure, out / "demo.png"))
+    cli.show_files(save(demo_figure(by_row), out / "demo.png"))
 
 
 @cli.app.command()
@@ -111,13 +109,12 @@ def tabular(
     with cli.progress("training") as update:
         record = experiment.run(seeds, update)
     for name in record["datasets"]:
-        table = Table(title=f"{name}, mean over {seeds} seeds, cheapest first", box=SIMPLE)
-        for heading in ("method", "cost", "against baseline (se)", "accuracy (%)"):
-            table.add_column(heading)
+        cli.say(f"{name}, mean over {seeds} seeds, cheapest first")
+        rows: list[tuple[str, ...]] = []
         for line in experiment.summary(record, name):
-            difference = f"{line['difference']:+.3f} ({line['difference_se']:.3f})"
-            table.add_row(line["method"], f"{line['cost']:.3f}", difference, f"{100 * line['accuracy']:.2f}")
-        cli.console.print(table)
+            difference = f"{line.difference:+.3f} ({line.difference_se:.3f})"
+            rows.append((line.method, f"{line.cost:.3f}", difference, f"{100 * line.accuracy:.2f}"))
+        cli.show_table(("cost", "against baseline (se)", "accuracy (%)"), rows)
     cli.show_files([write_json(out, record)])
 
 
@@ -150,35 +147,36 @@ def reproduce(
 
     Example: csada reproduce failure-cifar10 --limit-minutes 30
     """
-    from csada.paper import spec as specs
+    from csada.paper import EXPERIMENTS
+    from csada.paper.spec import Selection, has_scale, load_spec
     from csada.paper.sweep import collect, plan_runs, run_experiment, write_record
 
+    if name is None and not show:
+        raise InputError("name an experiment, or all; csada reproduce --list shows them")
+    names = [each for each in EXPERIMENTS if has_scale(each, scale)] if name == "all" or show else [str(name)]
+    specs = [load_spec(each, scale, data) for each in names]
     if show:
-        table = Table("name", "data", "runs done", "left, about", "shows", box=SIMPLE)
-        listed = []
-        for each in specs.names():
-            if specs.has_scale(each, scale):
-                spec = specs.load_spec(each, scale, data)
-                plan = plan_runs(spec, runs, results)
-                total = len(plan.runs) or spec.count
-                left = len(plan.missing()) if plan.runs else total
-                table.add_row(each, spec.data, f"{total - left} of {total}", _duration(left * spec.seconds), spec.title)
-                state = {"runs": total, "done": total - left, "seconds_left": left * spec.seconds}
-                listed.append({"name": each, "data": spec.data, **state, "shows": spec.title})
+        listed: list[dict[str, Any]] = []
+        for spec in specs:
+            plan = plan_runs(spec, runs, results)
+            total = len(plan.runs) or spec.count
+            left = len(plan.missing()) if plan.runs else total
+            state = {"runs": total, "done": total - left, "seconds_left": left * spec.seconds}
+            listed.append({"name": spec.name, "data": spec.data, **state, "shows": spec.title})
         if as_json:
             typer.echo(json.dumps(listed, indent=1))
             return
+        table = Table("name", "data", "runs done", "left, about", "shows", box=SIMPLE)
+        for row in listed:
+            done = f"{row['done']} of {row['runs']}"
+            table.add_row(row["name"], row["data"], done, _duration(row["seconds_left"]), row["shows"])
         cli.console.print(table)
-        cli.console.print("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.", soft_wrap=True)
+        cli.say("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.")
         return
-    if name is None:
-        raise InputError("name an experiment, or all; csada reproduce --list shows them")
-    names = [each for each in specs.names() if specs.has_scale(each, scale)] if name == "all" else [name]
-    chosen = sorted((specs.load_spec(each, scale, data) for each in names), key=lambda s: s.count * s.seconds)
-    only = specs.Selection(methods.split(",") if methods else None, matrices, replications)
+    only = Selection(methods.split(",") if methods else None, matrices, replications)
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     failed = 0
-    for spec in chosen:
+    for spec in sorted(specs, key=lambda s: s.count * s.seconds):
         with cli.progress(spec.name) as update:
             report = run_experiment(
                 spec,
@@ -191,18 +189,16 @@ def reproduce(
                 limit_minutes=None if deadline is None else (deadline - time.monotonic()) / 60,
                 on_progress=update,
             )
-        record = collect(spec, runs, results)
-        cli.console.print(
-            f"{spec.name}, {scale}: {len(report.done)} done now, {len(report.skipped)} before, "
-            f"{len(report.left)} left, {len(report.failed)} failed",
-            highlight=False,
-        )
-        for run, reason in report.failed.items():
-            cli.warn(f"  failed: {run}: {reason}", style="red")
         failed += len(report.failed)
+        cli.say(
+            f"{spec.name}, {scale}: {len(report.done)} done now, {len(report.skipped)} before, "
+            f"{len(report.left)} left, {len(report.failed)} failed"
+        )
+        cli.warn(*(f"  failed: {run}: {reason}" for run, reason in report.failed.items()), style="red")
+        record = collect(spec, runs, results)
         if record["runs"]:
             files = [write_record(results / f"{spec.record}.json", record)]
-            if spec.name in specs.names():  # the paper's; what an experiment of yours shows is up to you
+            if spec.name in EXPERIMENTS:  # the paper's; what an experiment of yours shows is up to you
                 from csada.paper.reproduction import render
 
                 files += render(record, results / spec.record if spec.variant else results)

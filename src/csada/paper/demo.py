@@ -8,17 +8,13 @@ splits overlap the test splits here: the table shows what the methods do, it is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NamedTuple
 
 from csada.costs import CostMatrix
 from csada.data.digits import load
 from csada.decisions import MinimumExpectedCost
 from csada.evaluation import evaluate, evaluate_scores, predict_logits
-from csada.metrics import Evaluation, PairError
+from csada.metrics import Evaluation
 from csada.models import create
 from csada.models.modes import borrowed_threads
 from csada.training import fit
@@ -36,20 +32,17 @@ REASONS = {  # (truth, read as): (cost, why)
 COSTS = CostMatrix.from_pairs(tuple("0123456789"), {pair: cost for pair, (cost, _) in REASONS.items()}, default=1)
 ROWS = ("baseline", "baseline + rule", "CSADA", "CSADA + rule")
 SHARES = (20, 30, 50)  # a small training set, so that the overfitted model still makes mistakes
-
-
 FINE_TUNING: dict[str, Any] = {"lr": 0.001, "weight": 2.0, "tasks": 16, "step_size": 0.02, "steps": 5}
 
 
-@dataclass(frozen=True)
-class DemoRun:
-    """One seed: the four rows of the table, on the same test split."""
+class Demo(NamedTuple):
+    """One seed."""
 
-    rows: dict[str, Evaluation]
+    rows: dict[str, Evaluation]  # the four of the table, on the same test split
     training_accuracy: float  # of the baseline: 1.0, it interpolates
 
 
-def run_demo(seeds: int = 8) -> Iterator[DemoRun]:
+def run_demo(seeds: int = 8) -> Iterator[Demo]:
     for seed in range(seeds):
         splits = load(seed=seed, parts=SHARES)
         start = create("cnn", 10, channels=1, size=8, seed=seed)
@@ -62,26 +55,4 @@ def run_demo(seeds: int = 8) -> Iterator[DemoRun]:
             scores = predict_logits(model, splits.test)
             evaluations += [evaluate_scores(scores, COSTS), evaluate_scores(scores, COSTS, rule)]
         rows = dict(zip(ROWS, evaluations, strict=True))
-        yield DemoRun(rows, evaluate(baseline, splits.train, COSTS).accuracy)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: what the seeds say together. Arrays hold one value a seed."""
-
-    accuracy: NDArray[np.float64]
-    weighted_error_rate: NDArray[np.float64]
-    critical: dict[tuple[str, str], PairError]  # errors and samples of all test splits together
-
-
-def summarise(runs: list[DemoRun]) -> dict[str, Row]:
-    table = {}
-    for name in ROWS:
-        evaluations = [run.rows[name] for run in runs]
-        together = Evaluation(np.sum([e.confusion for e in evaluations], axis=0), COSTS)
-        table[name] = Row(
-            np.array([e.accuracy for e in evaluations]),
-            np.array([e.weighted_error_rate for e in evaluations]),
-            {pair: together.pair_error(*pair) for pair in REASONS},
-        )
-    return table
+        yield Demo(rows, evaluate(baseline, splits.train, COSTS).accuracy)

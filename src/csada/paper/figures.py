@@ -1,4 +1,4 @@
-"""The figures of section 5 from plain arrays: pair errors as heat maps, cost against lambda, convergence.
+"""The figures of section 5 and of the demo: pair errors as heat maps, cost against lambda, convergence, four answers.
 
 One hue from light to dark, with the numbers in the cells; lines differ in dash and marker too. So all of it reads in grey.
 """
@@ -6,7 +6,7 @@ One hue from light to dark, with the numbers in the cells; lines differ in dash 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from csada.metrics import mean_interval
-from csada.report.style import BLUE, DARK, GREY, RED, STYLE
+from csada.metrics import Evaluation, mean_interval
+from csada.report.style import BLUE, DARK, GREY, METHOD_COLOURS, RED, STYLE
 
 Array = NDArray[np.float64]
 
@@ -48,18 +48,17 @@ def heat_maps(maps: Mapping[str, Array], classes: Sequence[str], title: str) -> 
 
 
 def _cell(axis: Axes, y: int, z: int, rate: float, norm: PowerNorm) -> None:
-    if y == z:
-        axis.add_patch(Rectangle((z - 0.5, y - 0.5), 1, 1, facecolor="#dddddd", edgecolor="none"))
-    elif np.isnan(rate):
-        axis.add_patch(
-            Rectangle((z - 0.5, y - 0.5), 1, 1, facecolor="white", edgecolor="#bbbbbb", hatch="////", linewidth=0)
-        )
-    else:
+    if y != z and not np.isnan(rate):
         colour = "white" if norm(rate) > 0.6 else DARK
         axis.text(z, y, f"{rate:.1f}" if rate else "0", ha="center", va="center", fontsize=8, color=colour)
+        return
+    look: dict[str, Any] = {"facecolor": "#dddddd", "edgecolor": "none"}
+    if y != z:
+        look = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linewidth": 0}
+    axis.add_patch(Rectangle((z - 0.5, y - 0.5), 1, 1, **look))
 
 
-class Sweep(NamedTuple):
+class LambdaPanel(NamedTuple):
     """The cost by one cost matrix as lambda grows."""
 
     weights: list[float]
@@ -68,26 +67,26 @@ class Sweep(NamedTuple):
     rule: float  # the calibrated decision rule on the baseline
 
 
-def lambda_figure(sweeps: Mapping[str, Sweep], title: str) -> Figure:
+def lambda_figure(panels: Mapping[str, LambdaPanel], title: str) -> Figure:
     """A panel for each cost matrix."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1.2 + 4.4 * len(sweeps), 3.9), layout="constrained")
-        axes = figure.subplots(1, len(sweeps), squeeze=False)[0]
-        for axis, (name, sweep) in zip(axes, sweeps.items(), strict=True):
-            means = [float(values.mean()) for values in sweep.costs]
-            spreads = [float(values.std(ddof=1)) if len(values) > 1 else 0.0 for values in sweep.costs]
+        figure = Figure(figsize=(1.2 + 4.4 * len(panels), 3.9), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, (name, panel) in zip(axes, panels.items(), strict=True):
+            means = [float(values.mean()) for values in panel.costs]
+            spreads = [float(values.std(ddof=1)) if len(values) > 1 else 0.0 for values in panel.costs]
             steps = range(len(means))  # evenly spaced: lambdas grow by factors, and 0 may be one of them
-            for step, values in zip(steps, sweep.costs, strict=True):
+            for step, values in zip(steps, panel.costs, strict=True):
                 points = axis.plot(np.full(len(values), step), values, "x", color=GREY, markersize=5)
             points[0].set_label("one replication")
             axis.errorbar(
                 steps, means, spreads, fmt="o-", color=BLUE, capsize=3, markersize=5, label="CSADA, mean and sd"
             )
-            axis.axhline(sweep.baseline, color=DARK, linestyle="--", linewidth=1.2, label="baseline")
-            axis.axhline(sweep.rule, color=RED, linestyle=":", linewidth=1.8, label="baseline + decision rule")
-            axis.set_xticks(steps, [f"{weight:g}" for weight in sweep.weights])
+            axis.axhline(panel.baseline, color=DARK, linestyle="--", linewidth=1.2, label="baseline")
+            axis.axhline(panel.rule, color=RED, linestyle=":", linewidth=1.8, label="baseline + decision rule")
+            axis.set_xticks(steps, [f"{weight:g}" for weight in panel.weights])
             axis.set(title=name, xlabel="lambda", ylabel="test WER (%)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=2 * len(sweeps))
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=2 * len(panels))
         figure.suptitle(literal(title), fontsize=10)
     return figure
 
@@ -108,6 +107,28 @@ def convergence_figure(panels: Mapping[str, Mapping[int, Array]], title: str) ->
             axis.set(title=name, xlabel="epoch")
             axis.xaxis.get_major_locator().set_params(integer=True)
         figure.suptitle(literal(title), fontsize=10)
+    return figure
+
+
+def demo_figure(rows: Mapping[str, Sequence[Evaluation]]) -> Figure:
+    """What each answer costs, seed by seed, and what it costs in accuracy; lines join the values of one seed."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        costs = 100 * np.array([[e.mean_cost for e in seeds] for seeds in rows.values()])
+        left.plot(costs, color="#cccccc", linewidth=0.8, zorder=1)
+        for i, (name, seeds) in enumerate(rows.items()):
+            colour, marker = METHOD_COLOURS[i], "osD^vPX"[i]
+            left.scatter(np.full(len(seeds), i), costs[i], s=16, color=colour, marker=marker, alpha=0.6, zorder=2)
+            left.hlines(costs[i].mean(), i - 0.25, i + 0.25, color=colour, linewidth=3, zorder=3)
+            accuracy = 100 * np.mean([e.accuracy for e in seeds])
+            right.scatter(accuracy, costs[i].mean(), s=70, color=colour, marker=marker, label=name)
+        left.set_xticks(range(len(rows)), [name.replace(" + ", "\n+ ") for name in rows])
+        left.set(ylabel="cost a hundred predictions", title="grey: one seed; bar: mean", ylim=(0, None))
+        right.set(xlabel="accuracy (%)", ylabel="cost a hundred predictions", title="mean over the seeds")
+        right.legend(loc="upper left")
+        right.margins(0.25)
+        right.set_ylim(0, None)
     return figure
 
 

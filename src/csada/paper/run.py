@@ -14,10 +14,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +35,11 @@ from csada.evidence import HELD_OUT
 from csada.files import whole, write_text
 from csada.models import arguments_for, create, load_weights
 from csada.models.modes import best_device, borrowed_threads
-from csada.paper.spec import Config, describe, make_costs, stages
+from csada.paper.record import cost_matrix
+from csada.paper.spec import Config, describe, stages
 from csada.paper.toy import Toy, panels
-from csada.reading import parse_json, read_text, write_json
+from csada.paper.toy_figure import ToyPanel
+from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, fit
 from csada.workflow.compare import confusions
 from csada.workflow.runs import environment
@@ -65,13 +67,6 @@ class Run:
         return (self.folder / "result.json").exists()
 
 
-class Start(NamedTuple):
-    """A baseline as its runs take it up."""
-
-    model: nn.Module
-    scores: dict[str, Scores]
-
-
 @lru_cache(maxsize=2)
 def data_of(text: str, data_dir: str | None) -> Splits:
     config = json.loads(text)
@@ -79,9 +74,12 @@ def data_of(text: str, data_dir: str | None) -> Splits:
 
 
 @lru_cache(maxsize=2)
-def start_of(folder: Path, text: str, data_dir: str | None, device: torch.device) -> Start:
+def start_of(
+    folder: Path, text: str, data_dir: str | None, device: torch.device
+) -> tuple[nn.Module, dict[str, Scores]]:
+    """A baseline as its runs take it up."""
     model = Classifier.load(folder / "model", device=device).network
-    return Start(model, all_scores(model, data_of(text, data_dir)))
+    return model, all_scores(model, data_of(text, data_dir))
 
 
 def baseline_folder(run: Run) -> Path:
@@ -100,7 +98,7 @@ def all_scores(model: nn.Module, splits: Splits) -> dict[str, Scores]:
 def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
     """One run from its start, or from where it was left, to its result."""
     config, folder = run.config, run.folder
-    if config["kind"] != "baseline" and not Run({}, baseline_folder(run)).done:
+    if config["kind"] != "baseline" and not (baseline_folder(run) / "result.json").exists():
         raise RunError("its baseline is not trained")
     write_json(folder / "config.json", config)
     write_json(folder / "environment.json", environment())
@@ -176,8 +174,8 @@ def run_method(
     run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None], data_dir: str | None
 ) -> Trained:
     config = run.config
-    start = start_of(baseline_folder(run), data_key(config), data_dir, device)
-    costs = make_costs(config["costs"], splits.classes)
+    start, start_scores = start_of(baseline_folder(run), data_key(config), data_dir, device)
+    costs = cost_matrix(config["costs"], splits.classes)
 
     def told(line: Epoch, model: nn.Module) -> Epoch:
         more = {}
@@ -186,25 +184,22 @@ def run_method(
         on_epoch(line | more)
         return more
 
-    options = on_device(config["options"], device) | {"seed": config["seed"]}
+    options = config["options"] | {"seed": config["seed"]}
+    if device.type == "cpu":
+        options["precision"] = "32"  # half precision is for GPUs
     kept = run.folder / "checkpoint"
-    fitted = fit(start.model, splits, config["method"], costs, on_epoch=told, checkpoint=kept, **options)
+    fitted = fit(start, splits, config["method"], costs, on_epoch=told, checkpoint=kept, **options)
     scores = all_scores(fitted.model, splits)
-    result = judged(scores, costs) | {"baseline": judged(start.scores, costs), "training_loss": None}
+    result = by_both_decisions(scores, costs) | {
+        "baseline": by_both_decisions(start_scores, costs),
+        "training_loss": None,
+    }
     if config["kind"] == "toy":
-        both = (start.model, fitted.model)
-        toy = Toy(splits, *both, *(evaluate(model, splits, costs) for model in both))
-        result |= {"before": toy.before.confusion.tolist(), "after": toy.after.confusion.tolist()}
-        result["panels"] = [plain(asdict(panel)) for panel in panels(toy, resolution=GRID)]
+        result["panels"] = [rounded(p) for p in panels(Toy(splits, start, fitted.model), resolution=GRID)]
     return result, scores, fitted.history
 
 
-def on_device(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Half precision is for GPUs alone."""
-    return options | ({"precision": "32"} if device.type == "cpu" else {})
-
-
-def judged(scores: dict[str, Scores], costs: CostMatrix) -> Entry:
+def by_both_decisions(scores: dict[str, Scores], costs: CostMatrix) -> Entry:
     """Confusion counts by the largest score, and by the calibrated rule, which comes from validation.
 
     Where one pair alone costs, the plain rule would never predict that pair's class again; there its strength is the
@@ -217,13 +212,11 @@ def judged(scores: dict[str, Scores], costs: CostMatrix) -> Entry:
     return confusions(scores, costs) | {"rule": fitted | confusions(scores, costs, rule)}
 
 
-def plain(value: Any) -> Any:
-    """Arrays as lists with four digits after the point."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return (value.round(4) if value.dtype.kind == "f" else value).tolist()
-    return value
+def rounded(panel: ToyPanel) -> Entry:
+    """Four digits after the point are enough to draw it."""
+    values = {k: v.round(4) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v for k, v in vars(panel).items()}
+    found: Entry = plain(values)
+    return found
 
 
 def save_logits(path: Path, scores: dict[str, Scores]) -> None:
@@ -233,14 +226,10 @@ def save_logits(path: Path, scores: dict[str, Scores]) -> None:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def read_plain(path: Path) -> Any:
-    return parse_json(read_text(path), str(path))
-
-
 def read_run(run: Run) -> Entry | None:
     if not run.done:
         return None
     history = [json.loads(line) for line in (run.folder / "history.jsonl").read_text().splitlines()]
     kept = sorted(set(np.linspace(0, len(history) - 1, min(len(history), SHOWN_EPOCHS)).round().astype(int).tolist()))
-    result, about = (read_plain(run.folder / name) for name in ("result.json", "environment.json"))
+    result, about = (read_json(run.folder / name, dict) for name in ("result.json", "environment.json"))
     return {"config": run.config, "result": result, "history": [history[i] for i in kept], "environment": about}

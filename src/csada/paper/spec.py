@@ -7,9 +7,9 @@ file leaves to the defaults of csada.fit is not in the hash; the commit in the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,21 +17,19 @@ from csada.costs import CostMatrix, Pair, did_you_mean
 from csada.errors import InputError
 from csada.methods import METHODS
 from csada.models import RECIPES
-from csada.models.recipes import Recipe
-from csada.reading import read_toml
+from csada.models.recipes import Recipe, Stage
+from csada.paper import EXPERIMENTS, SPECS
+from csada.reading import build, fields_from, read_toml
 from csada.training import Settings, make_method, split_options
 from csada.workflow.runs import identity
-from csada.workflow.settings import costs_for
 
-SPECS = Path(__file__).parent / "specs"
-DEFAULTS = "defaults"
 SCALES = ("smoke", "fast", "chosen", "paper", "script")
 OVER = {"chosen": "fast", "script": "paper"}  # a scale that changes a few settings of another
 DRAWN = 0  # the seed with which pairs are drawn
 ALL_PAIRS = 90  # of ten classes: what a plan counts before the data is known
 
 Config = dict[str, Any]
-Table = dict[str, Any]
+Toml = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +43,35 @@ class Spec:
     model: str
     costs: str  # "pairs" (each in turn is the only one that costs), "pareto", or a preset's name
     methods: Sequence[str]
-    options: dict[str, Table]  # of each method
-    baseline: Table  # recipe, pretrained, and what replaces the recipe's own
+    options: dict[str, Toml]  # of each method
+    baseline: Toml  # recipe, pretrained, and what replaces the recipe's own
     data_scale: float = 1.0
-    data_options: Table = field(default_factory=dict)
-    pairs: Any = "all"  # or a list of them, or how many: half the most confused on validation, half drawn by seed
+    data_options: Toml = field(default_factory=dict)
+    pairs: Literal["all"] | int | list[Pair] = (
+        "all"  # or a list of them, or how many: half the most confused on validation, half drawn by seed
+    )
     matrices: int = 1  # Pareto matrices, seeds 0, 1, ...
     lambdas: Sequence[float] = ()  # values of csada's weight to run through
     replications: int = 1  # fine-tuning seeds
     replications_elsewhere: int | None = None  # of the matrices after the first, where fewer will do
     fresh: bool = False  # every replication has its own data seed and its own baseline
-    track: str | None = None  # "test_wer": the test cost after every epoch joins the history
+    track: Literal["test_wer"] | None = None  # the test cost after every epoch joins the history
     seconds: float = 60.0  # expected for a run
     runs_of: str | None = None  # shows other numbers of that experiment's runs
     variant: str = ""  # what was given in place of the file's data
+
+    def __post_init__(self) -> None:
+        """Whatever can be refused before any work is refused here."""
+        for name in ("replications", "matrices", "replications_elsewhere"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        if self.costs not in ("pairs", "pareto"):
+            CostMatrix.preset(self.costs)
+        stages(baseline_config(self, 0))
+        for method, options in self.options.items():
+            settings, own = split_options(options)
+            make_method(method, CostMatrix.uniform(2), own, True)
+            Settings(**settings)
 
     @property
     def record(self) -> str:
@@ -105,87 +118,49 @@ class Selection:
         )
 
 
-def names() -> list[str]:
-    return sorted(path.stem for path in SPECS.glob("*.toml") if path.stem != DEFAULTS)
-
-
 def has_scale(name: str, scale: str) -> bool:
-    table = _read(SPECS / f"{name}.toml")
+    table = read_toml(SPECS / f"{name}.toml")
     return scale in table or ("runs_of" in table and has_scale(table["runs_of"], scale))
 
 
 def load_spec(name: str, scale: str = "fast", data: str | None = None) -> Spec:
-    """One of `names()`, or a TOML file of your own; `data` replaces the file's data set."""
+    """One of EXPERIMENTS, or a TOML file of your own; `data` replaces the file's data set."""
     path = Path(name) if name.endswith(".toml") else SPECS / f"{name}.toml"
-    if path.parent == SPECS and name not in names():
-        raise InputError(f"unknown experiment {name!r}{did_you_mean(name, names())}")
+    if path.parent == SPECS and name not in EXPERIMENTS:
+        raise InputError(f"unknown experiment {name!r}{did_you_mean(name, EXPERIMENTS)}")
     if scale not in SCALES:
         raise InputError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
-    own = _read(path)
+    own = read_toml(path)
     if "runs_of" in own:
-        return replace(load_spec(own["runs_of"], scale, data), name=path.stem, **own)
-    shared = _read(SPECS / f"{DEFAULTS}.toml")
+        return replace(load_spec(own["runs_of"], scale, data), name=path.stem, **fields_from(Spec, own, path.name))
     if scale not in own:
         raise InputError(f"{path.name} has no scale {scale!r}; it has {', '.join(s for s in SCALES if s in own)}")
-    layers = [{k: v for k, v in table.items() if k not in SCALES} for table in (shared, own)]
-    for part in (OVER[scale], scale) if scale in OVER else (scale,):
-        layers += [shared.get(part, {}), own.get(part, {})]
-    table: Table = {}
-    for layer in layers:
-        table = _over(table, layer)
+    files = (read_toml(SPECS / "defaults.toml"), own)
+    table: Toml = {}
+    for layer in (None, *((OVER[scale], scale) if scale in OVER else (scale,))):
+        for file in files:
+            table = _over(table, file.get(layer, {}) if layer else {k: v for k, v in file.items() if k not in SCALES})
+    if fixed := table.keys() & {"name", "scale", "variant"}:
+        raise InputError(f"{path.name}: {min(fixed)} cannot be set in the file; it follows from the command")
     if data is not None:
         table |= {"data": data, "data_options": {}, "variant": f"-{Path(data).stem}"}
-    if missing := [f for f in ("title", "data", "model", "costs", "methods") if f not in table]:
-        raise InputError(f"{path.name} lacks {missing[0]!r}")
-    every = table.pop("options", {})
-    options = {method: every.get("every", {}) | every.get(method, {}) for method in table["methods"]}
-    spec = Spec(name=path.stem, scale=scale, options=options, **table)
-    try:
-        _check(spec)
-    except InputError as error:
-        raise InputError(f"{path.name}, scale {scale}: {error}") from None
+    every = table.get("options", {})
+    for method in every:
+        if method not in (*METHODS, "every"):
+            raise InputError(f"{path.name}: options for unknown method {method!r}{did_you_mean(method, METHODS)}")
+    options = {method: every.get("every", {}) | every.get(method, {}) for method in table.get("methods", ())}
+    table |= {"name": path.stem, "scale": scale, "options": options}
+    spec: Spec = build(Spec, table, f"{path.name}, scale {scale}")
     return spec
 
 
-def _read(path: Path) -> Table:
-    table = read_toml(path)
-    known = [f.name for f in fields(Spec) if f.name not in ("name", "scale", "variant")]
-    for where, part in (("", table), *((f" in [{s}]", table[s]) for s in SCALES if s in table)):
-        for key in part:
-            if key not in known and not (part is table and key in SCALES):
-                raise InputError(f"{path.name}: unknown key {key!r}{where}; known keys: {', '.join(known)}")
-        for method in part.get("options", {}):
-            if method not in (*METHODS, "every"):
-                raise InputError(f"{path.name}: options for unknown method {method!r}{did_you_mean(method, METHODS)}")
-    return table
-
-
-def _over(below: Table, above: Table) -> Table:
+def _over(below: Toml, above: Toml) -> Toml:
     """`above` wins, table by table."""
     merged = below | above
     for key in below.keys() & above.keys():
         if isinstance(below[key], dict) and isinstance(above[key], dict):
             merged[key] = _over(below[key], above[key])
     return merged
-
-
-def _check(spec: Spec) -> None:
-    """Whatever can be refused before any work is refused here."""
-    for name in ("replications", "matrices", "replications_elsewhere"):
-        value = getattr(spec, name)
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
-    if not (spec.pairs == "all" or isinstance(spec.pairs, int | list)):
-        raise InputError(f'pairs must be "all", a number or a list of [truth, predicted], got {spec.pairs!r}')
-    if spec.track not in (None, "test_wer"):
-        raise InputError(f"cannot track {spec.track!r}; known: test_wer")
-    if spec.costs not in ("pairs", "pareto"):
-        CostMatrix.preset(spec.costs)
-    stages(baseline_config(spec, 0))
-    for method, options in spec.options.items():
-        settings, own = split_options(options)
-        make_method(method, CostMatrix.uniform(2), own, True)
-        Settings(**settings)
 
 
 # -- configs ---------------------------------------------------------------------------------------
@@ -212,16 +187,18 @@ def baseline_configs(spec: Spec) -> list[Config]:
     return [baseline_config(spec, r) for r in range(spec.replications if spec.fresh else 1)]
 
 
-def run_configs(spec: Spec, confusions: Mapping[str, Any], pairs: Any = None) -> list[Config]:
+def run_configs(spec: Spec, confusions: Mapping[str, Any], all_pairs: bool = False) -> list[Config]:
     """Every run but the baselines, one replication after the other, so that a part of a sweep is a smaller sweep.
 
-    confusions: validation counts by the baseline's hash, needed where they decide the pairs. `pairs` replaces the file's.
+    confusions: validation counts by the baseline's hash, needed where they decide the pairs. all_pairs: not only the
+    number of them that the file gives; those that it lists stay.
     """
+    pairs = "all" if all_pairs and not isinstance(spec.pairs, list) else spec.pairs
     configs = []
     for replication in range(spec.replications):
         baseline = identity(baseline_config(spec, replication))
         seed = replication if spec.fresh else 0
-        for costs in _costs(spec, replication, spec.pairs if pairs is None else pairs, confusions.get(baseline)):
+        for costs in _costs(spec, replication, pairs, confusions.get(baseline)):
             for method in spec.methods:
                 for weight in (spec.lambdas if method == "csada" else ()) or (None,):
                     options = spec.options[method] | ({} if weight is None else {"weight": weight})
@@ -275,21 +252,11 @@ def stages(config: Config) -> Recipe:
         raise InputError(
             f"recipe {recipe!r} has {len(RECIPES[recipe])} stages; {next(iter(own))} cannot replace its own"
         )
-    try:
-        return tuple(replace(stage, **own) for stage in RECIPES[recipe])
-    except TypeError:
-        known = [f.name for f in fields(RECIPES[recipe][0])]
-        unknown = next(k for k in own if k not in known)
-        raise InputError(f"unknown key baseline.{unknown}; known: recipe, pretrained, {', '.join(known)}") from None
+    given = fields_from(Stage, own, "baseline")
+    return tuple(replace(stage, **given) for stage in RECIPES[recipe])
 
 
 def epochs(config: Config) -> int:
     if config["kind"] == "baseline":
         return sum(stage.epochs for stage in stages(config))
     return int(config["options"].get("epochs", Settings.epochs))
-
-
-def make_costs(costs: Config, classes: Sequence[str]) -> CostMatrix:
-    if costs["kind"] == "pair":
-        return CostMatrix.from_pairs(classes, {(costs["truth"], costs["predicted"]): 1.0}, default=0.0)
-    return costs_for(f"pareto:{costs['seed']}" if costs["kind"] == "pareto" else costs["name"], classes)

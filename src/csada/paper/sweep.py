@@ -23,8 +23,9 @@ import torch
 from csada.data.fetch import Progress
 from csada.files import write_text
 from csada.folders import locked
-from csada.paper.run import BASELINES, Entry, Run, execute, read_plain, read_run
+from csada.paper.run import BASELINES, Entry, Run, execute, read_run
 from csada.paper.spec import Selection, Spec, baseline_configs, epochs, run_configs
+from csada.reading import read_json
 from csada.workflow.runs import identity
 
 FORMAT = 1
@@ -32,7 +33,7 @@ POLL = 0.5  # seconds between two looks at runs that others work on
 
 
 @dataclass
-class Report:
+class SweepReport:
     """By name: what this runner did, what was there already, what failed and why, what the time limit left undone."""
 
     done: list[str] = field(default_factory=list)
@@ -58,17 +59,17 @@ class Runs:
         return [run for run in self.baselines if run.folder.name in wanted and not run.done]
 
 
-def plan_runs(spec: Spec, runs_dir: Path, results_dir: Path | None = None, pairs: Any = None) -> Runs:
-    """`pairs` ("all") replaces the experiment's. Where a baseline decides the pairs and is not trained, runs are lacking."""
+def plan_runs(spec: Spec, runs_dir: Path, results_dir: Path | None = None, all_pairs: bool = False) -> Runs:
+    """Where a baseline decides the pairs and is not trained, there are no runs yet."""
     known = known_runs(spec, results_dir)
     baselines = [Run(c, runs_dir / BASELINES / identity(c)) for c in baseline_configs(spec)]
     counts = {}
     for run in baselines:  # the record's first: pairs that were chosen once stay
         if result := known.get(run.folder.name, {}).get("result") or (
-            run.done and read_plain(run.folder / "result.json")
+            run.done and read_json(run.folder / "result.json", dict)
         ):
             counts[run.folder.name] = result["validation"]
-    configs = run_configs(spec, counts, pairs)
+    configs = run_configs(spec, counts, all_pairs)
     return Runs(baselines, [Run(c, runs_dir / spec.folder / identity(c)) for c in configs], known)
 
 
@@ -83,7 +84,7 @@ def run_experiment(
     workers: int = 1,
     limit_minutes: float | None = None,
     on_progress: Progress | None = None,
-) -> Report:
+) -> SweepReport:
     """Do what neither `runs_dir` nor the record in `results_dir` has; a run that fails does not stop the others.
 
     only: the part of the experiment to do now; runs beside it are neither done nor counted.
@@ -91,16 +92,15 @@ def run_experiment(
     on_progress(done, total) counts epochs of the whole sweep. After `limit_minutes` no further run is started.
     """
     deadline = math.inf if limit_minutes is None else time.time() + 60 * limit_minutes
-    pairs = "all" if all_pairs and spec.costs == "pairs" and not isinstance(spec.pairs, list) else None
     only = only or Selection()
     only.check(spec)
 
     def made() -> Runs:
-        plan = plan_runs(spec, runs_dir, results_dir, pairs)
+        plan = plan_runs(spec, runs_dir, results_dir, all_pairs)
         return replace(plan, runs=[run for run in plan.runs if run.config in only])
 
     plan = made()
-    report = Report()
+    report = SweepReport()
     if not plan.runs:  # the baselines decide the pairs
         untrained = [run for run in plan.baselines if not run.done]
         do_runs(untrained, data_dir, deadline, workers, on_progress and Epochs(untrained, on_progress), report)
@@ -117,7 +117,7 @@ def run_experiment(
 
 
 def do_runs(
-    runs: list[Run], data_dir: Any, deadline: float, workers: int, tell: Callable[[], None] | None, report: Report
+    runs: list[Run], data_dir: Any, deadline: float, workers: int, tell: Callable[[], None] | None, report: SweepReport
 ) -> None:
     """Do the runs here or in `workers` processes, and enter them into the report."""
     if workers == 1 or len(runs) < 2:
@@ -221,7 +221,7 @@ def known_runs(spec: Spec, results_dir: Path | None) -> dict[str, Entry]:
     for name in (spec.folder, spec.name):
         path = None if results_dir is None else results_dir / f"{replace(spec, name=name).record}.json"
         if path is not None and path.exists():
-            record = read_plain(path)
+            record = read_json(path, dict)
             known |= {identity(run["config"]): run for run in (*record["baselines"], *record["runs"])}
     return known
 
@@ -231,8 +231,7 @@ def collect(spec: Spec, runs_dir: Path, results_dir: Path | None = None) -> Entr
 
     A run that was recorded stays as it was; one whose settings are no longer the experiment's is left out.
     """
-    every = "all" if spec.costs == "pairs" and not isinstance(spec.pairs, list) else None
-    plan = plan_runs(spec, runs_dir, results_dir, every)
+    plan = plan_runs(spec, runs_dir, results_dir, all_pairs=True)
 
     def entries(runs: list[Run]) -> list[Entry]:
         found = {run.folder.name: plan.known.get(run.folder.name) or read_run(run) for run in runs}

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -44,9 +45,9 @@ Cell = str | Value | None
 class Table:
     name: str  # of its files
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
 
     def numeric(self, column: int) -> list[Value]:
         return [row[column] for row in self.rows if isinstance(row[column], Value)]  # type: ignore[misc]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,12 +32,13 @@ from csada.classical import (
     kernel_module,
 )
 from csada.costs import ClassLike, CostMatrix
+from csada.data.fetch import Progress
 from csada.data.splits import Part, Splits, stratified
 from csada.decisions import MinimumExpectedCost, argmax
 from csada.errors import Diverged
 from csada.evaluation import predict_logits
 from csada.methods import METHODS
-from csada.metrics import accuracy, confusion_counts, weighted_error_rate
+from csada.metrics import Evaluation
 from csada.models.modes import borrowed_threads
 from csada.models.plain import mlp
 from csada.reading import plain
@@ -48,7 +50,8 @@ FORMAT = 1
 Labels = NDArray[np.int64]
 Predictor = Callable[[Part], Labels]
 Options = dict[str, Any]
-Progress = Callable[[int, int], None]
+Grid = Mapping[str, tuple[Any, ...]]
+Tried = tuple[Options, Any, float]  # the settings, what was fitted with them, and how many seconds that took
 
 DATA: dict[str, tuple[Callable[[], Any], dict[tuple[ClassLike, ClassLike], float]]] = {
     "breast_cancer": (load_breast_cancer, {(0, 1): 10.0}),  # a tumour missed
@@ -59,7 +62,7 @@ BASELINE: Options = {"epochs": 30, "lr": 1e-2, "batch_size": 64, "optimizer": "a
 FINE_TUNING: Options = {"epochs": 15, "batch_size": 64, "optimizer": "adam"}
 LEARNING_RATES = (1e-3, 1e-2)
 # What is tried for a method besides the learning rates; one that is not named here runs with its defaults.
-GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+GRIDS: dict[str, Grid] = {
     "csada": {"weight": (1.0, 5.0), "step_size": (0.1,), "steps": (5,)},
     "adjusted_penalty": {"alpha": (0.5, 5.0)},
     "pgd_training": {"epsilon": (0.1, 0.5), "step_size": (0.1,), "steps": (5,)},
@@ -68,52 +71,41 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def rivals(costs: CostMatrix, classes: int, seed: int) -> dict[str, list[tuple[Options, Any]]]:
-    """The classical ones: for each name the settings to choose among, each with an unfitted estimator."""
-
-    def tried(make: Callable[..., Any], **grid: tuple[Any, ...]) -> list[tuple[Options, Any]]:
-        return [(options, make(**options)) for options in combinations(grid)]
+def rivals(costs: CostMatrix, classes: int, seed: int) -> dict[str, tuple[Callable[..., Any], Grid]]:
+    """The classical ones: for each name what makes an unfitted estimator, and the settings to choose among."""
 
     def logistic(C: float) -> Any:
         return LogisticRegression(C=C, max_iter=1000)
 
+    def ruled_logistic(C: float, calibration: str | None) -> Any:
+        return MinimumExpectedCostClassifier(logistic(C), costs=costs, calibration=calibration)
+
+    def metacost_logistic(C: float) -> Any:
+        return MetaCostClassifier(logistic(C), costs=costs, random_state=seed)
+
     forest = RandomForestClassifier(50, random_state=seed)
-    strength = (0.01, 0.1, 1.0)
-    found = {
-        "logistic_regression": tried(logistic, C=(0.1, 1.0, 10.0)),
-        "logistic_regression_rule": tried(
-            lambda C, calibration: MinimumExpectedCostClassifier(logistic(C), costs=costs, calibration=calibration),
-            C=(0.1, 1.0, 10.0),
-            calibration=(None, "temperature"),
-        ),
-        "metacost_logistic": tried(
-            lambda C: MetaCostClassifier(logistic(C), costs=costs, random_state=seed), C=(0.1, 1.0, 10.0)
-        ),
-        "cost_tree": tried(partial(cost_tree, costs, random_state=seed), min_samples_leaf=(2, 5, 10)),
-        "one_sided_linear": tried(partial(OneSidedRegressionSVM, costs=costs), C=strength),
-        "one_sided_rbf": tried(
-            partial(OneSidedRegressionSVM, costs=costs, kernel="rbf", random_state=seed), C=(0.1, 1.0, 10.0)
-        ),
-        "cost_sensitive_svm": tried(partial(CostSensitiveSVM, costs=costs), C=strength, kappa=(0.5, 1.0)),
-        "forest": tried(lambda: forest),
-        "forest_rule": tried(
-            lambda calibration: MinimumExpectedCostClassifier(forest, costs=costs, calibration=calibration, cv=3),
-            calibration=(None, "temperature"),
-        ),
-        "forest_csada": tried(
-            partial(AugmentedClassifier, forest, costs=costs, random_state=seed, epochs=15),
-            weight=(0.5, 2.0),
-            epsilon=(0.3, 1.0),
-        ),
-        "linear_csada": tried(partial(CSADAClassifier, hidden=(), costs=costs, random_state=seed), weight=(1.0, 5.0)),
-        "kernel_csada": tried(
-            partial(CSADAClassifier, kernel_module, costs=costs, random_state=seed), weight=(1.0, 5.0)
-        ),
+    ruled_forest = partial(MinimumExpectedCostClassifier, forest, costs=costs, cv=3)
+    forest_csada = partial(AugmentedClassifier, forest, costs=costs, random_state=seed, epochs=15)
+    one_sided_rbf = partial(OneSidedRegressionSVM, costs=costs, kernel="rbf", random_state=seed)
+    tuned = partial(CSADAClassifier, costs=costs, random_state=seed)
+    weaker, stronger, calibrations = (0.01, 0.1, 1.0), (0.1, 1.0, 10.0), (None, "temperature")
+    found: dict[str, tuple[Callable[..., Any], Grid]] = {
+        "logistic_regression": (logistic, {"C": stronger}),
+        "logistic_regression_rule": (ruled_logistic, {"C": stronger, "calibration": calibrations}),
+        "metacost_logistic": (metacost_logistic, {"C": stronger}),
+        "cost_tree": (partial(cost_tree, costs, random_state=seed), {"min_samples_leaf": (2, 5, 10)}),
+        "one_sided_linear": (partial(OneSidedRegressionSVM, costs=costs), {"C": weaker}),
+        "one_sided_rbf": (one_sided_rbf, {"C": stronger}),
+        "cost_sensitive_svm": (partial(CostSensitiveSVM, costs=costs), {"C": weaker, "kappa": (0.5, 1.0)}),
+        "forest": (lambda: forest, {}),
+        "forest_rule": (ruled_forest, {"calibration": calibrations}),
+        "forest_csada": (forest_csada, {"weight": (0.5, 2.0), "epsilon": (0.3, 1.0)}),
+        "linear_csada": (partial(tuned, hidden=()), {"weight": (1.0, 5.0)}),
+        "kernel_csada": (partial(tuned, kernel_module), {"weight": (1.0, 5.0)}),
     }
     if classes == 2:
-        found["example_dependent_logistic"] = tried(
-            partial(ExampleDependentLogisticRegression, costs=costs), alpha=(1e-4, 1e-3, 1e-2)
-        )
+        own = partial(ExampleDependentLogisticRegression, costs=costs)
+        found["example_dependent_logistic"] = (own, {"alpha": (1e-4, 1e-3, 1e-2)})
     return found
 
 
@@ -141,23 +133,28 @@ def run(seeds: int = 10, on_progress: Progress | None = None, *, jobs: int = 2) 
     }
 
 
-def summary(record: Mapping[str, Any], dataset: str) -> list[dict[str, Any]]:
-    """A line a method, cheapest first: means over the seeds, and the paired difference of cost from the baseline.
+class MethodSummary(NamedTuple):
+    """One method: means over the seeds, and the paired difference of cost from the baseline with its standard error."""
 
-    The `_se` are standard errors over the seeds; test parts of different seeds overlap, so they are a little too small.
-    """
+    method: str
+    cost: float
+    accuracy: float
+    difference: float
+    difference_se: float  # a little too small: test parts of different seeds overlap
+
+
+def summary(record: Mapping[str, Any], dataset: str) -> list[MethodSummary]:
+    """One line per method, cheapest first."""
     rows = [run for run in record["runs"] if run["dataset"] == dataset]
     baseline = {run["seed"]: run["cost"] for run in rows if run["method"] == "baseline"}
     lines = []
     for method in dict.fromkeys(run["method"] for run in rows):
         mine = [run for run in rows if run["method"] == method]
+        cost, accuracy = (float(np.mean([run[key] for run in mine])) for key in ("cost", "accuracy"))
         saved = np.array([run["cost"] - baseline[run["seed"]] for run in mine])
         error = float(saved.std(ddof=1) / np.sqrt(len(saved))) if len(saved) > 1 else float("nan")
-        means = {key: float(np.mean([run[key] for run in mine])) for key in ("cost", "accuracy", "seconds")}
-        lines.append(
-            {"method": method, "seeds": len(mine), **means, "difference": float(saved.mean()), "difference_se": error}
-        )
-    return sorted(lines, key=lambda line: (line["cost"], -line["accuracy"]))
+        lines.append(MethodSummary(method, cost, accuracy, float(saved.mean()), error))
+    return sorted(lines, key=lambda line: (line.cost, -line.accuracy))
 
 
 def load(name: str, seed: int) -> tuple[Splits, CostMatrix]:
@@ -171,80 +168,74 @@ def load(name: str, seed: int) -> tuple[Splits, CostMatrix]:
     return Splits(train, validation, test, tuple(classes), name), CostMatrix.from_pairs(classes, pairs)
 
 
+@borrowed_threads(1)
 def one(name: str, seed: int) -> list[dict[str, Any]]:
     """Every method on one split."""
-    with borrowed_threads(1):
-        return _one(name, seed)
-
-
-def _one(name: str, seed: int) -> list[dict[str, Any]]:
     splits, costs = load(name, seed)
-    record = partial(judged, splits=splits, costs=costs, head={"dataset": name, "seed": seed})
-    start = mlp(splits.train.x.shape[1], len(costs), (50,), seed=seed)
-    began = time.perf_counter()
-    baseline = fit(start, splits, "cross_entropy", costs, seed=seed, **BASELINE).model
-    seconds = time.perf_counter() - began
-    lines = [record("baseline", [({}, by_network(baseline), seconds)])]
-    lines.append(record("baseline_rule", [({}, by_rule(baseline, splits, costs), seconds)]))
-    for method in METHODS:
-        candidates = list(fine_tuned(baseline, splits, costs, method, seed))
-        if not candidates:
-            continue  # every setting diverged
-        lines.append(record(method, [(options, by_network(model), took) for options, model, took in candidates]))
-        if method == "csada":
-            ruled = [(options, by_rule(model, splits, costs), took) for options, model, took in candidates]
-            lines.append(record("csada_rule", ruled))
     x, y = splits.train.x.double().numpy(), splits.train.y.numpy()
-    for method, tried in rivals(costs, len(costs), seed).items():
-        fitted = []
-        for options, estimator in tried:
-            began = time.perf_counter()
-            estimator.fit(x, y)
-            fitted.append((options, by_estimator(estimator), time.perf_counter() - began))
-        lines.append(record(method, fitted))
+    lines = []
+
+    def judge(method: str, tried: list[Tried], predictor: Callable[[Any], Predictor]) -> None:
+        if tried:  # else every setting diverged
+            candidates = [(options, predictor(fitted), seconds) for options, fitted, seconds in tried]
+            head = {"dataset": name, "seed": seed}
+            lines.append(judged(method, candidates, splits=splits, costs=costs, head=head))
+
+    def network(start: nn.Module, method: str, settings: Options, **options: Any) -> nn.Module:
+        return fit(start, splits, method, costs, seed=seed, **{**settings, **options}).model
+
+    def estimator(make: Callable[..., Any], **options: Any) -> Any:
+        return make(**options).fit(x, y)
+
+    start = mlp(x.shape[1], len(costs), (50,), seed=seed)
+    networks = {"baseline": each_setting(partial(network, start, "cross_entropy", BASELINE), {})}
+    baseline = networks["baseline"][0][1]
+    for method in METHODS:
+        grid: Grid = {"lr": LEARNING_RATES, **GRIDS.get(method, {})}
+        networks[method] = each_setting(partial(network, baseline, method, FINE_TUNING), grid)
+    for method, tried in networks.items():
+        judge(method, tried, by_network)
+        if method in ("baseline", "csada"):
+            judge(f"{method}_rule", tried, partial(by_rule, splits=splits, costs=costs))
+    for method, (make, grid) in rivals(costs, len(costs), seed).items():
+        judge(method, each_setting(partial(estimator, make), grid), by_estimator)
     return lines
 
 
-def fine_tuned(
-    baseline: nn.Module, splits: Splits, costs: CostMatrix, method: str, seed: int
-) -> Iterator[tuple[Options, nn.Module, float]]:
-    for options in combinations({"lr": LEARNING_RATES, **GRIDS.get(method, {})}):
+def each_setting(make: Callable[..., Any], grid: Grid) -> list[Tried]:
+    """What `make` gives for each combination; those whose training diverges are left out."""
+    tried = []
+    for values in itertools.product(*grid.values()):
+        options = dict(zip(grid, values, strict=True))
         began = time.perf_counter()
-        try:
-            model = fit(baseline, splits, method, costs, seed=seed, **{**FINE_TUNING, **options}).model
-        except Diverged:
-            continue
-        yield options, model, time.perf_counter() - began
+        with suppress(Diverged):
+            tried.append((options, make(**options), time.perf_counter() - began))
+    return tried
 
 
 def judged(
-    method: str,
-    candidates: list[tuple[Options, Predictor, float]],
-    *,
-    splits: Splits,
-    costs: CostMatrix,
-    head: Mapping[str, Any],
+    method: str, candidates: list[Tried], *, splits: Splits, costs: CostMatrix, head: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The setting that is cheapest on validation, and what it does on test. `seconds` are those of its own training."""
+    """Of settings and their predictors, the one that is cheapest on validation, and what it does on test."""
 
-    def counts(predict: Predictor, part: Part) -> NDArray[np.int64]:
-        return confusion_counts(part.y.numpy(), predict(part), len(costs))
+    def evaluation(predict: Predictor, part: Part) -> Evaluation:
+        return Evaluation.of(part.y.numpy(), predict(part), costs)
 
-    def on_validation(candidate: tuple[Options, Predictor, float]) -> tuple[float, float]:
-        confusion = counts(candidate[1], splits.validation)
-        return weighted_error_rate(confusion, costs), -accuracy(confusion)
+    def on_validation(candidate: Tried) -> tuple[float, float]:
+        found = evaluation(candidate[1], splits.validation)
+        return found.mean_cost, -found.accuracy
 
-    chosen = min(candidates, key=on_validation)
-    confusion = counts(chosen[1], splits.test)
+    options, predict, seconds = min(candidates, key=on_validation)
+    found = evaluation(predict, splits.test)
     return {
         **head,
         "method": method,
-        "chosen": chosen[0],
+        "chosen": options,
         "tried": len(candidates),
-        "confusion": confusion.tolist(),
-        "accuracy": accuracy(confusion),
-        "cost": weighted_error_rate(confusion, costs),
-        "seconds": round(chosen[2], 4),
+        "confusion": found.confusion.tolist(),
+        "accuracy": found.accuracy,
+        "cost": found.mean_cost,
+        "seconds": round(seconds, 4),
     }
 
 
@@ -260,7 +251,3 @@ def by_rule(model: nn.Module, splits: Splits, costs: CostMatrix) -> Predictor:
 
 def by_estimator(estimator: Any) -> Predictor:
     return lambda part: np.asarray(estimator.predict(part.x.double().numpy()))
-
-
-def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[Options]:
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

@@ -8,8 +8,7 @@ standard deviations doubled (spread 2, the default) the paper's figure appears.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,16 +31,14 @@ COSTS = CostMatrix.from_pairs(("red", "green", "blue"), {("green", "blue"): 1}, 
 METHOD = CSADA(COSTS, estimator="full", weight=50.0, epsilon=1.5, steps=5, step_size=0.05)
 
 
-@dataclass(frozen=True)
-class Toy:
+class Toy(NamedTuple):
     splits: Splits
     baseline: nn.Module
     model: nn.Module
-    before: Evaluation
-    after: Evaluation
 
-    def critical_errors(self) -> tuple[int, int]:
-        return self.before.pair_error(GREEN, BLUE).errors, self.after.pair_error(GREEN, BLUE).errors
+    def evaluations(self) -> tuple[Evaluation, Evaluation]:
+        """Before and after."""
+        return evaluate(self.baseline, self.splits, COSTS), evaluate(self.model, self.splits, COSTS)
 
 
 def run_toy(seed: int = 0, spread: float = 2.0) -> Toy:
@@ -51,41 +48,37 @@ def run_toy(seed: int = 0, spread: float = 2.0) -> Toy:
     start = create("mlp", 3, features=2, hidden=(50,), seed=seed)
     with borrowed_threads(1):
         baseline = fit(start, splits, "cross_entropy", COSTS, epochs=1500, lr=0.05, **shared).model
-        model = fit(baseline, splits, METHOD, epochs=500, lr=0.01, **shared).model
-    return Toy(splits, baseline, model, evaluate(baseline, splits, COSTS), evaluate(model, splits, COSTS))
+        return Toy(splits, baseline, fit(baseline, splits, METHOD, epochs=500, lr=0.01, **shared).model)
 
 
 def panels(toy: Toy, attacks: int = 5, resolution: int = 300) -> tuple[ToyPanel, ToyPanel]:
     """What the figure shows of both models: the same green training points attacked, those nearest to blue before."""
-    x, y = toy.splits.train.x, toy.splits.train.y
+    train, test = toy.splits.train, toy.splits.test
     with torch.no_grad():
-        towards_blue = toy.baseline(x).log_softmax(1)[:, BLUE].masked_fill(y != GREEN, -np.inf)
-    chosen = x[towards_blue.topk(attacks).indices]
-    everything = torch.cat([x, toy.splits.test.x])
-    low, high = everything.amin(0) - 1, everything.amax(0) + 1
-    extent = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
-    across, up = (torch.linspace(float(a), float(b), resolution) for a, b in zip(low, high, strict=True))
+        towards_blue = toy.baseline(train.x).log_softmax(1)[:, BLUE].masked_fill(train.y != GREEN, -np.inf)
+    chosen = train.x[towards_blue.topk(attacks).indices]
+    everything = torch.cat([train.x, test.x])
+    (left, bottom), (right, top) = (everything.amin(0) - 1).tolist(), (everything.amax(0) + 1).tolist()
+    across, up = torch.linspace(left, right, resolution), torch.linspace(bottom, top, resolution)
     grid = torch.cartesian_prod(up, across).flip(1)
+    settings = (METHOD.epsilon, METHOD.step_size, METHOD.steps, METHOD.norm)
 
-    def panel(model: nn.Module, evaluation: Evaluation) -> ToyPanel:
-        test = toy.splits.test
-        result = attack(
-            model, chosen, GREEN, BLUE, METHOD.epsilon, METHOD.step_size, METHOD.steps, METHOD.norm, trajectory=True
-        )
-        assert result.trajectory is not None
+    def panel(model: nn.Module) -> ToyPanel:
+        path = attack(model, chosen, GREEN, BLUE, *settings, trajectory=True).trajectory
+        assert path is not None
         with torch.no_grad():
             predicted = model(test.x).argmax(1)
             regions = model(grid).argmax(1).view(resolution, resolution)
         return ToyPanel(
-            extent,
-            regions.numpy(),
-            x.double().numpy(),
-            y.numpy(),
-            test.x.double().numpy(),
-            test.y.numpy(),
-            ((test.y == GREEN) & (predicted == BLUE)).numpy(),
-            (chosen + result.trajectory).transpose(0, 1).double().numpy(),
-            evaluation.accuracy,
+            extent=(left, right, bottom, top),
+            regions=regions.numpy(),
+            train_x=train.x.double().numpy(),
+            train_y=train.y.numpy(),
+            test_x=test.x.double().numpy(),
+            test_y=test.y.numpy(),
+            critical=((test.y == GREEN) & (predicted == BLUE)).numpy(),
+            paths=(chosen + path).transpose(0, 1).double().numpy(),
+            accuracy=float((predicted == test.y).double().mean()),
         )
 
-    return panel(toy.baseline, toy.before), panel(toy.model, toy.after)
+    return panel(toy.baseline), panel(toy.model)

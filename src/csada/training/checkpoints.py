@@ -55,7 +55,9 @@ class Origin:
         costs = digest(torch.tensor(method.costs.values))
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         weights = (value for item in model.state_dict().items() for value in item)
-        samples = vars(data).values() if isinstance(data, Part) else (type(data).__name__, len(data), *first)
+        samples: list[object] = [type(data).__name__, len(data), *first]
+        if isinstance(data, Part):  # its fields alone: what it has computed and kept since is no other data
+            samples = [getattr(data, f.name) for f in dataclasses.fields(data)]
         told = f"{type(method).__name__} {options | {'costs': costs}}"
         return cls(str(settings), told, digest(trained, *weights), digest(*samples))
 

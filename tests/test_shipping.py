@@ -18,7 +18,7 @@ import pytest
 import torch
 from csada.shipping.predict import open_model, predict
 from PIL import Image, ImageOps
-from test_data import TOO_LARGE
+from samples import TOO_LARGE
 from torch import nn
 
 import csada

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
 
-from csada.models.recipes import RECIPES, Stage
+from csada.models.recipes import RECIPES
 
 
 def test_the_papers_recipes_are_the_papers() -> None:
@@ -31,11 +30,3 @@ def test_every_stage_can_be_run(name: str) -> None:
         assert re.fullmatch(r"constant|one_cycle|step:\d+:0\.\d+", stage.schedule)
         assert stage.optimizer == "sgd" or not (stage.momentum or stage.nesterov)  # Adam has its own
         assert stage.momentum > 0 or not stage.nesterov  # PyTorch refuses Nesterov without momentum
-
-
-def test_a_stage_is_a_value() -> None:
-    stage = Stage(epochs=1, lr=0.1, batch_size=8)
-    assert stage == Stage(epochs=1, lr=0.1, batch_size=8)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        stage.lr = 1.0  # type: ignore[misc]
-    assert dataclasses.replace(stage, epochs=2).epochs == 2

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from test_data import TOO_LARGE
+from samples import TOO_LARGE
 from torch import nn
 
 import csada

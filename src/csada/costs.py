@@ -83,9 +83,7 @@ class CostMatrix:
                     )
             y, z = matrix.index(truth), matrix.index(predicted)
             if y == z:
-                raise InputError(
-                    f"pair ({truth!r}, {predicted!r}) is a correct prediction and must cost 0; leave it out"
-                )
+                raise InputError(f"pair ({truth!r}, {predicted!r}) is no mistake and must cost 0; leave it out")
             values[y, z] = cost
         return cls(values, classes)
 
@@ -121,7 +119,7 @@ class CostMatrix:
         rows = _read_rows(path)
         if len(rows) < 2:
             raise InputError(
-                f"{path} holds no cost table; the first row names the predicted classes, then one row per class"
+                f"{path} holds no cost table; write a row of the predicted classes, then one row per class"
             )
         is_list = [cell.casefold() for cell in rows[0].cells[:3]] == LIST
         return cls(*(_from_list if is_list else _from_table)(path, rows))
@@ -333,10 +331,8 @@ def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[
     np.fill_diagonal(values, 0)
     if len(missing := np.argwhere(np.isnan(values))):
         y, z = missing[0]
-        raise InputError(
-            f"{path} does not say what calling {names[y]!r} {names[z]!r} costs; "
-            "add a line *,*,1 for every mistake that is not listed"
-        )
+        unsaid = f"{path} does not say what calling {names[y]!r} {names[z]!r} costs"
+        raise InputError(f"{unsaid}; add a line *,*,1 for every mistake that is not listed")
     return values, names
 
 

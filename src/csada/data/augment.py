@@ -106,9 +106,8 @@ def random_right_angle(x: Tensor, generator: torch.Generator) -> Tensor:
     n, side, device = len(x), x.shape[-1], x.device
     turns = torch.randint(0, 4, (n,), device=device, generator=generator)
     row, column = torch.meshgrid(*(torch.arange(side, device=device),) * 2, indexing="ij")
-    sources = torch.stack(
-        [row, column, side - 1 - row, side - 1 - column]
-    )  # a turn on, a row is read from the next one
+    # a turn on, a row is read from the next one
+    sources = torch.stack([row, column, side - 1 - row, side - 1 - column])
     return _gather_pixels(x, sources[turns], sources[(turns + 1) % 4])
 
 

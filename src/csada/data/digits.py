@@ -14,10 +14,7 @@ NORMALIZATION = Normalization(mean=(0.3053,), std=(0.3760,), scale=16)
 
 
 def load(
-    data_dir: StrPath | None = None,
-    scale: float = 1.0,
-    seed: int = 0,
-    parts: tuple[float, float, float] = (60, 20, 20),
+    data_dir: StrPath | None = None, scale: float = 1.0, seed: int = 0, parts: tuple[float, float, float] = (60, 20, 20)
 ) -> Splits:
     """Split in proportion to `parts`, stratified by class. Nothing is read from data_dir."""
     digits = load_digits()

@@ -199,7 +199,7 @@ def _given_parts(root: Path, folders: list[str]) -> Parts:
     for needed in ("train", "test"):
         if needed not in folders:
             raise InputError(
-                f"{root} has no folder {needed} beside {', '.join(folders)}; add it, or keep class folders alone"
+                f"{root} has no folder {needed} beside {some_of(folders)}; add it, or keep class folders alone"
             )
     given = [name for name in folders if name in VALIDATION]
     if len(given) > 1:
@@ -217,9 +217,7 @@ def _images_by_class(root: Path, part: str) -> list[str]:
             raise InputError(f"the class folder {root / part / label} holds no images; fill it or remove it")
         found += [f"{part}/{label}/{name}".lstrip("/") for name in names]
     if not found:
-        raise InputError(
-            f"{root / part} holds no images; put them into one folder a class, as in {part or 'cat'}/0001.jpg"
-        )
+        raise InputError(f"{root / part} holds no images; put them into one folder per class, as in cat/0001.jpg")
     return found
 
 
@@ -243,7 +241,7 @@ def _checked_classes(root: Path, parts: Parts) -> tuple[str, ...]:
             raise InputError(f"{root} has too few images: none are left for {part}; add some to every class")
         if unknown := sorted({_class_of(path) for path in paths} - set(classes)):
             raise InputError(
-                f"{root}: {part} has images of {', '.join(unknown)} but train has none; add some{_or_split(root)}"
+                f"{root}: {part} has images of {some_of(unknown)} but train has none; add some{_or_split(root)}"
             )
     return tuple(classes)
 

@@ -22,7 +22,15 @@ CODES: dict[str, Any] = pickletools.code2op  # type: ignore[attr-defined]
 VALUES = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
 VALUES |= {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+TAKES = {
+    "EMPTY_TUPLE": 0,
+    "TUPLE1": 1,
+    "TUPLE2": 2,
+    "TUPLE3": 3,
+    "TUPLE": None,
+}  # values; None: all since the last mark
+TAKES |= {"EMPTY_LIST": 0, "LIST": None, "APPEND": 1, "APPENDS": None}
+TAKES |= {"EMPTY_DICT": 0, "DICT": None, "SETITEM": 2, "SETITEMS": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +78,18 @@ def read(raw: bytes, names: Container[str]) -> Any:
             stack.append(given)
         elif name in CONSTANTS:
             stack.append(CONSTANTS[name])
-        elif name in TUPLES:
-            stack.append(tuple(popped(TUPLES[name])))
+        elif name in TAKES:
+            values = popped(TAKES[name])
+            if "TUPLE" in name:
+                stack.append(tuple(values))
+            elif "LIST" in name:
+                stack.append(values)
+            elif "DICT" in name:
+                stack.append(_dict(values))
+            elif "APPEND" in name:
+                stack[-1].extend(values)
+            else:
+                stack[-1].update(_dict(values))
         elif name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
             memo[len(memo) if given is None else given] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET", "GET"):
@@ -82,18 +100,6 @@ def read(raw: bytes, names: Container[str]) -> Any:
             stack.append(codecs.escape_decode(given)[0])
         elif name == "MARK":
             marks.append(len(stack))
-        elif name == "TUPLE":
-            stack.append(tuple(popped()))
-        elif name in ("LIST", "EMPTY_LIST"):
-            stack.append(popped(None if name == "LIST" else 0))
-        elif name in ("DICT", "EMPTY_DICT"):
-            stack.append(_dict(popped(None if name == "DICT" else 0)))
-        elif name in ("APPEND", "APPENDS"):
-            values = popped(None if name == "APPENDS" else 1)
-            stack[-1].extend(values)
-        elif name in ("SETITEM", "SETITEMS"):
-            values = popped(None if name == "SETITEMS" else 2)
-            stack[-1].update(_dict(values))
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             text = given or " ".join(popped(2))
             if text not in names:

@@ -40,7 +40,7 @@ def load(path: StrPath, scale: float = 1.0, seed: int = 0, label: str | None = N
         )
     except InputError as error:
         raise InputError(
-            f"{path}, {error}; fill it in or remove it. If this column is the label, make it the last one"
+            f"{path}, {error}; fill it in or remove it. If it is the label, make it the last one"
         ) from None
     y = np.array([classes.index(name) for name in names])
     columns = tuple(name for name in header if name != label)
@@ -81,7 +81,7 @@ def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, lis
         warnings.append(f"{path}: the first column is an index and was left out; name it if it is a feature")
     if len(header) < 2:
         raise InputError(
-            f"{path} has the single column {header[0]!r}; it needs features and a label, separated by commas"
+            f"{path} has the single column {header[0]!r}; it needs features and a label, with commas between"
         )
     if twice := {name for name in header if header.count(name) > 1}:
         raise InputError(f"{path} has several columns named {sorted(twice)[0]!r}; rename them")
@@ -94,8 +94,6 @@ def _classes(path: Path, names: list[str]) -> tuple[str, ...]:
     """In order, numbers by their value: 9 before 10."""
     found = set(names)
     if len(found) < 2:
-        raise InputError(
-            f"{path} has labels of {len(found)} class; a classifier needs two or more (label= names the column)"
-        )
+        raise InputError(f"{path} has labels of {len(found)} class; two or more are needed (label= names the column)")
     whole = all(re.fullmatch(r"[+-]?\d+", name) for name in found)
     return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))

@@ -13,9 +13,8 @@ from torch import nn
 def seeded(seed: int) -> Iterator[None]:
     """Random numbers drawn on the CPU inside come from `seed`; the generator is given back as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would seed the GPUs too, and nobody restores those
+        # torch.manual_seed would seed the GPUs too, and nobody restores those
+        torch.default_generator.manual_seed(seed)
         yield
 
 

@@ -87,9 +87,8 @@ def check_logits(logits: Tensor, classes: int | None = None) -> None:
         raise InputError(f"the model scores {logits.shape[1]} classes but the costs name {classes}; they must agree")
     if not bool(torch.isfinite(logits).all()):
         i = int((~torch.isfinite(logits)).any(1).nonzero()[0])
-        raise InputError(
-            f"the model returned {logits[i].tolist()[:10]} for sample {i}; check its weights and its inputs"
-        )
+        scores = logits[i].tolist()[:10]
+        raise InputError(f"the model returned {scores} for sample {i}; check its weights and its inputs")
 
 
 def check_labels(y: Tensor, classes: int) -> None:

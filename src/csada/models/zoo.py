@@ -38,9 +38,7 @@ def arguments_for(name: str, shape: Sequence[int]) -> dict[str, Any]:
         known |= {"channels": shape[0], "size": min(shape[1:]), "stem": "small" if max(shape[1:]) <= 64 else "imagenet"}
     accepted = inspect.signature(_factory(name)).parameters
     if "size" in accepted and len(shape) == 3 and shape[1] != shape[2]:
-        raise InputError(
-            f"{name} takes square images, got {shape[1]} x {shape[2]}; set the size to which they are resized"
-        )
+        raise InputError(f"{name} takes square images, got {shape[1]} x {shape[2]}; set the size to resize them to")
     return {key: value for key, value in known.items() if key in accepted}
 
 

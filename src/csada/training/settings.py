@@ -96,9 +96,8 @@ def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any]
     """A method by name with its options, or one that was made already."""
     if not isinstance(method, str):
         if options:
-            raise InputError(
-                f"unknown option {next(iter(options))!r}; options of {type(method).__name__} go into its own call"
-            )
+            name, kind = next(iter(options)), type(method).__name__
+            raise InputError(f"unknown option {name!r}; options of {kind} go into its own call")
         return method
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}{did_you_mean(method, METHODS)}")

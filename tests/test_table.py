@@ -1,0 +1,156 @@
+"""Tables of numbers: which row falls into which part, and what is told about those that cannot be read."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples import caught, counts, refused, rows, within
+from test_cli import csada as program
+
+import csada.data
+from csada.data.splits import PARTS
+from csada.errors import InputError
+from csada.sample import Sample
+from csada.workflow.predict import Model, predict
+
+
+def write_table(path, n=100):
+    generator = np.random.default_rng(0)
+    values = generator.normal((100, -3), (20, 0.1), (n, 2))
+    lines = [f"{a:.6f},{b:.6f},0.1,{('low', 'high')[i % 2]}" for i, (a, b) in enumerate(values)]
+    path.write_text("\n".join(["age,dose,constant,risk", *lines]) + "\n")
+    return values
+
+
+def test_table_is_split_and_standardised_by_its_training_part(tmp_path):
+    write_table(tmp_path / "patients.csv")
+    splits = csada.data.load("patients.csv", data_dir=tmp_path)
+    assert (splits.name, splits.classes) == ("patients", ("high", "low"))
+    for part, share in zip(PARTS, (0.6, 0.2, 0.2), strict=True):
+        assert all(within(n, 50, share) for n in counts(splits.parts[part]))
+    assert len(set.union(*(rows(splits.parts[part]) for part in PARTS))) == 100
+    x = splits.train.batch(torch.arange(len(splits.train))).x
+    torch.testing.assert_close(x.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(x.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=0)
+
+
+def test_table_takes_another_label_column_and_sorts_numbers_by_value(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("grade,x\n" + "\n".join(f"{grade},{i}{grade}" for i in range(20) for grade in (9, 10, 1)))
+    splits = csada.data.load(path, label="grade")
+    assert splits.classes == ("1", "9", "10")
+    assert splits.train.x.shape[1:] == (1,)
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_no_change_to_a_table_moves_another_row(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("table") / "t.csv"
+    lines = [("a" if i % 2 else "b", f"{i / 8}", f"{i * i}") for i in range(60)]
+
+    def parts(lines, order=(1, 2, 0), names=("risk", "age", "dose"), text=str):
+        found = [[names[i] for i in order], *([text(line[i]) for i in order] for line in lines)]
+        path.write_text("\n".join(map(",".join, found)))
+        splits = csada.data.load(path, label=names[0])
+        at = splits.columns.index("dose")
+        return {float(x[at]): part for part in PARTS for x in splits.parts[part].x}
+
+    before = parts(lines)
+    kept = data.draw(st.lists(st.sampled_from(lines), min_size=40, unique=True))
+    fresh = [(label, "0.5", str(10_000 + i)) for i, label in enumerate(data.draw(st.lists(st.sampled_from("ab"))))]
+    shuffled, order = data.draw(st.permutations(kept + fresh)), data.draw(st.permutations((0, 1, 2)))
+    relabelled = [(data.draw(st.sampled_from("ab")), *line[1:]) for line in shuffled[:3]] + shuffled[3:]
+    after = parts(relabelled, order, text=lambda cell: f"{cell}0" if "." in cell else f" {cell}")
+    assert set(before) & set(after)
+    assert {dose: part for dose, part in after.items() if dose in before} == {
+        d: before[d] for d in after if d in before
+    }
+
+
+def test_rows_that_contradict_each_other_and_classes_without_rows_are_named(tmp_path):
+    lines = [f"{i},{'ab'[i % 2]}" for i in range(80)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["x,y", *lines, "4,b", "5,a", "6,a"]))  # 4 and 5 with another label; 6 again
+    assert csada.data.load(path).warnings == (
+        f"{path}: the same numbers in two classes: line 6 and line 82, line 7 and line 83; keep the right ones",
+    )
+    path.write_text("\n".join(["x,y", *lines, "1000,c", "1001,c"]))
+    found = set()
+    for seed in range(12):
+        try:
+            splits = csada.data.load(path, seed=seed)
+            lines = splits.warnings
+            assert len(lines) == sum(2 not in splits.parts[part].y for part in PARTS) > 0
+        except InputError as error:
+            lines = (str(error),)
+        for line in lines:
+            part = re.fullmatch(f"{path}: (.*) has no row of c; add some, or take these classes out", line)[1]
+            found.add(part)
+    assert found == set(PARTS)
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])  # as pandas writes an index, and as it names it when it reads it
+def test_an_index_written_by_pandas_is_no_feature(tmp_path, name):
+    lines = [f"{100 + i},{i % 7}.{i},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join([f"{name},dose,risk", *lines]))
+    splits = csada.data.load(tmp_path / "t.csv")
+    assert splits.columns == ("dose",) and splits.train.x.shape[1] == 1
+    assert [line for line in splits.warnings if "the first column is an index" in line]
+
+
+def test_the_program_shows_what_is_odd(tmp_path):
+    (tmp_path / "t.csv").write_text("\n".join([",dose,risk", *(f"{i},{i}.5,{'ab'[i % 2]}" for i in range(40))]))
+    for flags in ([], ["--json"]):
+        assert (
+            "the first column is an index and was left out"
+            in program("data", "show", tmp_path / "t.csv", *flags).stdout
+        )
+
+
+@pytest.mark.parametrize("text", ["1e39", "1_000", "0x10", "1,5"])
+def test_training_and_predict_refuse_the_same_numbers(tmp_path, text):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n" + "".join(f"{i},{'xy'[i % 2]}\n" for i in range(30)) + f'"{text}",x\n')
+    refused(f"line 32, column 'a': '{text}' is not a finite number", path)
+    path.write_text(f'a,b\n"{text}",x\n')
+    (row,) = predict(Model(("x", "y"), Sample((1,), columns=("a",)), caught), [path])
+    assert f"line 2, column 'a': '{text}' is not a finite number" in row["error"]
+
+
+def test_a_column_of_words_is_never_taken_for_the_label_without_being_asked(tmp_path):
+    lines = [f"{'fm'[i % 2]},{i},{i % 3}" for i in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["sex,age,outcome", *lines]))
+    refused(r"column 'sex': 'f' is not a finite number.* label, make it the last one", tmp_path / "t.csv")
+    assert csada.data.load(tmp_path / "t.csv", label="sex").columns == ("age", "outcome")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a,b\n", "labels of 0 class"),
+        ("a;b\n1;2\n", "single column 'a;b'"),
+        ("a,a,b\n1,2,3\n", "several columns named 'a'"),
+        ("a,b\n1,x\n\n2,y,z\n", "line 4 has 3 values; the header has 2 columns"),
+        ("a,b\n1,x\n\ntwo,y\n", "line 4, column 'a': 'two' is not a finite number"),
+        ("a,b\n1,x\n,y\n", "line 3, column 'a': '' is not"),
+        ("a,b\nnan,x\n1,y\n", "line 2, column 'a': 'nan' is not"),
+        ("a,b\n1,x\n2,\n", "line 3 has no label in column 'b'"),
+        ("a,b\n1,x\n2,x\n", "labels of 1 class"),
+        ("a,b\n1,x\n2,y\n", "too few rows"),
+        ("dose,,risk\n1,2,a\n3,4,b\n", "column 2 has no name; name it or remove it"),
+        (b"\xff\xfe\x00", "UTF-8"),
+    ],
+)
+def test_tables_that_cannot_be_read_name_the_place(tmp_path, text, message):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(f"{path}.*{message}", path)
+
+
+def test_table_names_the_label_column_that_is_missing(tmp_path):
+    write_table(tmp_path / "t.csv")
+    refused("no column 'rsik'; did you mean 'risk'", tmp_path / "t.csv", label="rsik")

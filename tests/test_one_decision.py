@@ -15,7 +15,7 @@ from csada.costs import CostMatrix
 from csada.data.augment import Normalization
 from csada.data.splits import Part
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, VectorScaling
-from csada.evidence import PARTS, Environment, Evidence
+from csada.evidence import HELD_OUT, Environment, Evidence
 from csada.methods.metacost import relabelled
 from csada.metrics import REFER
 from csada.reading import build, plain
@@ -24,7 +24,7 @@ from csada.shipping.graph import Deployed, decide_in_torch
 from csada.sklearn import CSADAClassifier, MinimumExpectedCostClassifier
 
 CASES, SAMPLES = 1000, 6
-SIZES = dict.fromkeys(("train", *PARTS), SAMPLES)
+SIZES = dict.fromkeys(("train", *HELD_OUT), SAMPLES)
 NOWHERE = Environment("", None, "", {}, "", 1)
 NAMES = ("class", "probability", "expected_cost", "refer", "criterion")
 
@@ -103,7 +103,7 @@ def in_the_report(rule, logits, labels):
     """The report reads the rule from a file, and pays sample by sample."""
     costs, row = rule_costs(rule), "before + rule"
     read = {"before": build(Decision, json.loads(json.dumps(plain(Decision.of(rule)))), "rule")}
-    arrays = {f"before_{part}": logits for part in PARTS} | {f"{part}_labels": labels for part in PARTS}
+    arrays = {f"before_{part}": logits for part in HELD_OUT} | {f"{part}_labels": labels for part in HELD_OUT}
     arrays |= {"costs": costs.values}
     return Evidence("", costs.classes, SIZES, "", "", {}, 0.5, 0.0, read, row, (), NOWHERE, "", arrays=arrays)
 

@@ -21,7 +21,7 @@ from strategies import mlp
 import csada
 from csada.decisions import Decision
 from csada.errors import InputError
-from csada.evidence import PARTS, Attacks, Environment, EpochLine, Evidence, Training
+from csada.evidence import HELD_OUT, Attacks, Environment, EpochLine, Evidence, Training
 from csada.reading import build, fields_from, parse_json, plain, read_json, read_toml, write_json
 
 
@@ -137,7 +137,7 @@ decisions = st.builds(
 attacks = st.lists(st.builds(Attacks, *[counts] * 6), max_size=2).map(tuple)
 epochs = st.builds(EpochLine, counts, numbers, numbers, numbers, st.none() | numbers, st.none() | numbers, attacks)
 lines = st.lists(epochs, max_size=2).map(tuple)
-samples = st.fixed_dictionaries(dict.fromkeys(("train", *PARTS), counts))
+samples = st.fixed_dictionaries(dict.fromkeys(("train", *HELD_OUT), counts))
 trainings = st.builds(
     Training, texts, texts, texts, counts, texts | st.none(), samples, numbers, st.just({}), lines, environments
 )

@@ -35,7 +35,7 @@ def test_annotations_need_no_import_at_run_time(page):
 def test_the_example_trains_and_is_compared(page):
     assert csada.METHODS["cheap_smoothing"] is page["CheapSmoothing"]
     assert page["fitted"].method == page["CheapSmoothing"](page["costs"], amount=0.2)
-    rows = [line["row"] for line in page["record"]["summary"]]
+    rows = [line.row for line in page["comparison"].summary]
     assert rows == ["baseline", "baseline + rule", "csada", "csada + rule", "cheap_smoothing"]
 
 

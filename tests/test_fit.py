@@ -227,24 +227,24 @@ def test_settings_that_are_not_given_suit_the_model_and_the_number_of_samples(ba
     assert options["batch_size"] == 216 // 8 and options["step_size"] == 0.02 and options["lr"] == 1e-3
 
 
-def test_what_is_not_ours_is_never_overwritten(tmp_path):
+def test_what_is_not_ours_is_never_overwritten(tmp_path, monkeypatch):
     for name in ("holiday/beach.jpg", "plan/costs.csv", "file"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
-    bad_places = {
+    monkeypatch.chdir(tmp_path)
+    places = {
         "holiday": r"not csada's \(beach.jpg\)",
         "plan": "costs.csv",
         "file": "is a file",
         ".": "cannot be replaced",
     }
-    for bad, message in bad_places.items():
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(csada.InputError, match=message):
-            patch.chdir(tmp_path)
-            with reserved(tmp_path / bad):
-                pass
-    with reserved(tmp_path / "new"):
+    for bad, message in places.items():
+        with pytest.raises(csada.InputError, match=message), reserved(tmp_path / bad):
+            pass
+    (tmp_path / "empty").mkdir()
+    with reserved(tmp_path / "new"), reserved(tmp_path / "empty"):
         assert (tmp_path / "new").is_dir()
-    assert not (tmp_path / "new").exists()  # nothing came of it
+    assert not (tmp_path / "new").exists() and list((tmp_path / "empty").iterdir()) == []  # nothing came of it
     model = tmp_path / "model"
     for text in ("old", "new"):
         with reserved(model), replaced(model) as folder:
@@ -290,12 +290,6 @@ def test_files_that_are_named_like_ours_stay(base, tmp_path):
     stay()
     assert (out / "latest").readlink().name == "checkpoint-500"
     assert {path.name for path in tmp_path.iterdir()} == {"out", *(Path(name).parts[0] for name in BESIDE)}
-
-
-def test_an_empty_folder_stays_when_nothing_came_of_it(tmp_path):
-    with reserved(tmp_path):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_change_places(tmp_path, monkeypatch):

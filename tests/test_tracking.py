@@ -40,22 +40,17 @@ def test_a_csv_file_holds_every_number_by_epoch_and_the_settings(tmp_path):
     assert json.loads((tmp_path / "version_0" / "settings.json").read_text()) == SETTINGS
 
 
-def test_a_second_run_does_not_touch_the_first(tmp_path):
-    for lr in (0.01, 0.02):
-        with tracked(f"csv:{tmp_path}", {"lr": lr}) as on_epoch:
-            train(on_epoch, epochs=1, lr=lr)
-    rates = [pd.read_csv(tmp_path / f"version_{i}" / "metrics.csv")["lr"].tolist() for i in range(2)]
-    assert rates == [[0.01], [0.02]]
-
-
-def test_what_was_logged_before_an_error_is_kept(tmp_path):
+def test_what_was_logged_before_an_error_is_kept_and_a_second_run_does_not_touch_it(tmp_path):
     def fail(line, model):
         if line["epoch"] == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), tracked(f"csv:{tmp_path}", SETTINGS, fail) as on_epoch:
         train(on_epoch)
-    assert pd.read_csv(tmp_path / "version_0" / "metrics.csv")["step"].tolist() == [1, 2]
+    with tracked(f"csv:{tmp_path}", {"lr": 0.02}) as on_epoch:
+        train(on_epoch, epochs=1, lr=0.02)
+    first, second = (pd.read_csv(tmp_path / f"version_{i}" / "metrics.csv") for i in range(2))
+    assert first["step"].tolist() == [1, 2] and first["lr"].tolist() == [0.01, 0.01] and second["lr"].tolist() == [0.02]
 
 
 def test_tensorboard_reads_the_run_back(tmp_path):

@@ -9,7 +9,7 @@ import csada
 from csada.data.folder import save
 from csada.errors import InputError
 from csada.reading import read_json
-from csada.workflow.compare import Comparison, Line, Run, compare, make_plan, method_names, summarise
+from csada.workflow.compare import Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
 from csada.workflow.settings import DEFAULTS, costs_for
 
 QUICK = ("--scale", "0.3", "--epochs", "2", "--baseline-epochs", "8")
@@ -83,7 +83,7 @@ def test_a_method_that_diverges_says_so_in_its_row_and_the_others_are_finished(m
     monkeypatch.setitem(DEFAULTS["plain"], "penalty", {"lr": 1e30})
     found = compare("toy", "pareto:0", "penalty,csada", seeds=1, epochs=1, baseline_epochs=2)
     lines = {line.row: line for line in found.summary}
-    assert lines["penalty"] == Line("penalty", diverged="diverged in epoch 1 of seed 0")
+    assert lines["penalty"] == Summary("penalty", diverged="diverged in epoch 1 of seed 0")
     assert lines["csada"].accuracy[0] > 0.5 and lines["csada"].accuracy[1] is None
 
 
@@ -99,7 +99,7 @@ def test_the_paired_tests_are_over_seeds_and_on_cost():
         "baseline + rule": [[[95, 5], [30, 70]], [[93, 7], [33, 67]], [[96, 4], [20, 80]]],
         "csada": [[[85, 15], [12, 88]], [[81, 19], [12, 88]], [[92, 8], [6, 94]]],
     }
-    runs = [Run(s, row, {"test": c}) for row, t in tables.items() for s, c in enumerate(t)]
+    runs = [SeedRun(s, row, {"test": c}) for row, t in tables.items() for s, c in enumerate(t)]
     paid = {row: [(5 * c[0][1] + c[1][0]) / 200 for c in t] for row, t in tables.items()}
     lines = {line.row: line for line in summarise(costs, runs)}
     assert lines["csada"].p_baseline == pytest.approx(ttest_rel(paid["csada"], paid["baseline"]).pvalue)

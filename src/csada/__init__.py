@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from csada.methods import METHODS
     from csada.metrics import Evaluation
     from csada.training import Fitted, fit
+    from csada.workflow.fit import improve
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ _HOME = {  # in data-flow order
     "fit": "training",
     "Fitted": "training",
     "Classifier": "classifier",
+    "improve": "workflow.fit",
     "InputError": "errors",
     "RunError": "errors",
 }
@@ -67,6 +69,7 @@ __all__ = [  # noqa: RUF022 - in data-flow order
     "fit",
     "Fitted",
     "Classifier",
+    "improve",
     "InputError",
     "RunError",
     "data",

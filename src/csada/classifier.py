@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from csada import data as datasets
 from csada.costs import CostMatrix, name_changes
 from csada.data.augment import Normalization
-from csada.data.splits import Part, Splits, seen
+from csada.data.splits import PARTS, Part, Splits, seen
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, Rule, argmax
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 ARRAYS = "arrays.safetensors"
-PARTS = ("train", "validation", "test")
 MOST = 2**36  # bytes of weights or arrays
 
 Ids = NDArray[np.uint64]

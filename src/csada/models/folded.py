@@ -19,14 +19,14 @@ from csada.models.modes import changed
 if TYPE_CHECKING:
     from csada.models.residual import BasicBlock, ResNet
 
-Pair = tuple[int, int]
+Two = tuple[int, int]
 
 
 class Folded(NamedTuple):
     weight: Tensor
     bias: Tensor
-    stride: Pair
-    padding: Pair
+    stride: Two
+    padding: Two
 
 
 def foldable(model: ResNet) -> bool:
@@ -104,7 +104,7 @@ class FusedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, way: Tensor | None
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: Two, padding: Two, way: Tensor | None
     ) -> Tensor:
         if way is None:
             out = torch.cudnn_convolution_relu(x, weight, bias, stride, padding, (1, 1), 1)

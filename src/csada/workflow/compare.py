@@ -42,7 +42,7 @@ SHOWN = "csada,adjusted_penalty,sosr,cost_weighted,expected_cost,penalty,oversam
 
 
 @dataclass(frozen=True)
-class Run:
+class SeedRun:
     """A row of the table for one seed. confusion: counts by part; empty where training diverged, and in which epoch."""
 
     seed: int
@@ -55,7 +55,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Line:
+class Summary:
     """A row over all seeds: (mean, sd), and p of the paired tests on cost against both rivals."""
 
     row: str
@@ -94,8 +94,8 @@ class Comparison:
     costs: Any  # [K, K]
     plan: Plan
     environment: Environment
-    runs: tuple[Run, ...] = ()
-    summary: tuple[Line, ...] = ()
+    runs: tuple[SeedRun, ...] = ()
+    summary: tuple[Summary, ...] = ()
     format: int = FORMAT
 
 
@@ -161,7 +161,7 @@ class Count:
             self.tell(done, self.total)
 
 
-def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Count) -> Iterator[Run]:
+def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Count) -> Iterator[SeedRun]:
     """One run per row of the table. Every method starts from the same trained baseline, which `fit` leaves unchanged."""
     start = create(plan.model, len(costs), seed=seed, **plan.arguments)
     model = start.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -175,7 +175,7 @@ def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Co
                 raise  # there is nothing to compare with
             epoch = len(getattr(error.fitted, "history", ())) + 1
             for name in filter(None, (row, RULED.get(row))):
-                yield Run(seed, name, diverged=epoch)
+                yield SeedRun(seed, name, diverged=epoch)
             continue
         finally:
             count.training(options["epochs"])
@@ -183,38 +183,38 @@ def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Co
         model = fitted.model if row == BASELINE else model
         scores = {part: predict_logits(fitted.model, splits, part=part) for part in ("validation", "test")}
         counts = confusions(scores, costs)
-        yield Run(seed, row, counts, seconds, tuple(fitted.history))
+        yield SeedRun(seed, row, counts, seconds, tuple(fitted.history))
         if row in RULED:
             rule = MinimumExpectedCost.calibrated(*scores["validation"], costs)
-            yield Run(seed, RULED[row], confusions(scores, costs, rule), temperature=rule.temperature)
+            yield SeedRun(seed, RULED[row], confusions(scores, costs, rule), temperature=rule.temperature)
 
 
 def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> dict[str, Any]:
     return {part: evaluate_scores(s, costs, decision).confusion.tolist() for part, s in scores.items()}
 
 
-def summarise(costs: CostMatrix, runs: Sequence[Run]) -> tuple[Line, ...]:
+def summarise(costs: CostMatrix, runs: Sequence[SeedRun]) -> tuple[Summary, ...]:
     """One line per row of the table.
 
     sd is None for one seed; p is None below three seeds, and where the difference is the same for all. A row that
     diverged says in which epoch of which seed instead: a mean over the other seeds would flatter it.
     """
-    rows: dict[str, list[Run]] = {}
+    rows: dict[str, list[SeedRun]] = {}
     for run in runs:
         rows.setdefault(run.row, []).append(run)
 
     def evaluations(row: str) -> list[Evaluation]:
         return [Evaluation(np.array(run.confusion["test"]), costs) for run in rows[row]]
 
-    def line(row: str) -> Line:
+    def line(row: str) -> Summary:
         for run in rows[row]:
             if run.diverged is not None:
-                return Line(row, diverged=f"diverged in epoch {run.diverged} of seed {run.seed}")
+                return Summary(row, diverged=f"diverged in epoch {run.diverged} of seed {run.seed}")
         mine = evaluations(row)
         paid = [e.mean_cost for e in mine]
         critical = [sum(e.pair_error(*pair).errors for pair in costs.critical_pairs()) for e in mine]
         p, p_rule = (None if rival == row else paired_p(paid, cost) for rival, cost in rivals.items())
-        return Line(row, mean_sd([e.accuracy for e in mine]), mean_sd(paid), mean_sd(critical), p, p_rule)
+        return Summary(row, mean_sd([e.accuracy for e in mine]), mean_sd(paid), mean_sd(critical), p, p_rule)
 
     rivals = {row: [e.mean_cost for e in evaluations(row)] for row in (BASELINE, RULED[BASELINE])}
     return tuple(map(line, rows))

@@ -29,7 +29,7 @@ from csada.shipping.onnx_file import open_onnx
 DEVICES = ("cpu", "cuda")
 
 Array = NDArray[Any]
-Row = dict[str, Any]
+Prediction = dict[str, Any]
 Source = Iterator[tuple[str | int, Callable[[], Array]]]  # a sample's name, and how it is read
 
 
@@ -74,7 +74,7 @@ def _saved(path: Path, device: str | None, trust: bool) -> Model:
 
 def predict(
     model: Model, inputs: Sequence[str | os.PathLike[str]], batch_size: int = 64, every: bool = False
-) -> Iterator[Row]:
+) -> Iterator[Prediction]:
     """A row for every image in `inputs` (files, and folders of them), or for every row of a CSV file, in order.
 
     A sample that cannot be read becomes a row with its name and an `error`. every: also the expected cost of each class,
@@ -90,7 +90,7 @@ def predict(
     return _predict(model, source, batch_size, every)
 
 
-def _predict(model: Model, source: Source, batch_size: int, every: bool) -> Iterator[Row]:
+def _predict(model: Model, source: Source, batch_size: int, every: bool) -> Iterator[Prediction]:
     name, *fields = model.columns(every)[:-1]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
         while chunk := list(islice(source, batch_size)):

@@ -31,10 +31,10 @@ class Setting(NamedTuple):
 
 
 Commands = Mapping[str, Mapping[str, Setting]]  # command -> key in its table -> setting
-Settings = dict[Setting, Any]
+Values = dict[Setting, Any]
 
 
-def read(path: Path, commands: Commands) -> dict[str, Settings]:
+def read(path: Path, commands: Commands) -> dict[str, Values]:
     """The settings of each command, the shared ones first; what no command knows, or takes, is refused."""
     tables = read_toml(path)
     shared = {_name(key): value for key, value in tables.items() if key in SHARED or not isinstance(value, dict)}

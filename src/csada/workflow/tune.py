@@ -66,7 +66,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Step:
+class EpochValue:
     epoch: int
     value: float
 
@@ -79,7 +79,7 @@ class Trial:
     parameters: dict[str, float]
     proposed_by: str
     state: Literal["finished", "pruned", "diverged"]
-    history: tuple[Step, ...] = ()
+    history: tuple[EpochValue, ...] = ()
     validation: Judgement | None = None
 
 
@@ -299,7 +299,7 @@ def run_trial(search: Search, trials: Sequence[Trial], out: Path, tell: Callable
         judged = search.judge(scores)
         tell(line["epoch"])
         if line["epoch"] < options["epochs"] and hopeless(judged.value, line["epoch"], trials):
-            raise Pruned(Step(line["epoch"], judged.value))
+            raise Pruned(EpochValue(line["epoch"], judged.value))
         point = judged.argmax
         return {"validation_accuracy": point.accuracy, "validation_cost": point.mean_cost, "value": judged.value}
 
@@ -319,7 +319,7 @@ def run_trial(search: Search, trials: Sequence[Trial], out: Path, tell: Callable
         return Trial(number, parameters, proposed_by, "pruned", (pruned.args[0],))
     except Diverged:
         return Trial(number, parameters, proposed_by, "diverged")
-    steps = tuple(Step(line["epoch"], line["value"]) for line in fitted.history)
+    steps = tuple(EpochValue(line["epoch"], line["value"]) for line in fitted.history)
     judged = search.judge(search.scores(as_plain(fitted.model)))
     return Trial(number, parameters, proposed_by, "finished", steps, judged)
 

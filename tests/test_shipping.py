@@ -171,9 +171,8 @@ def test_among_classes_that_cost_the_same_the_likelier_wins():
     pair = MinimumExpectedCost(CostMatrix.single_pair(20, 3, 7))  # all classes but one are expected to cost nothing
     logits[:50, 7] += 40  # so sure of the one that the cost of being wrong is a rounding error
     assert (pair(logits)[:50] == 7).sum() > 25
-    assert deployed(None, 3)(torch.tensor([[0, 1e-20, 0]]))[0].tolist() == [
-        1
-    ]  # likelier before probabilities are rounded
+    most_probable = MinimumExpectedCost(CostMatrix.uniform(3), strength=0.0)  # before probabilities are rounded
+    assert deployed(most_probable, 3)(torch.tensor([[0, 1e-20, 0]]))[0].tolist() == [1]
     assert np.array_equal(deployed(pair, 20)(torch.from_numpy(logits))[0].numpy(), pair(logits))
 
 

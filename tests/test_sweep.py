@@ -90,7 +90,7 @@ def test_a_sweep_that_was_killed_goes_on_repeats_nothing_and_ends_with_the_same_
     process.communicate()
     assert not (broken / "results").exists()
     (interrupted,) = [path.parent for path in under_way]
-    assert not (interrupted / "result.json").exists() and (interrupted / "checkpoint").exists()
+    assert not (interrupted / "result.json").exists() and (interrupted / ".csada/checkpoint").exists()
     first_epoch = json.loads((interrupted / "history.jsonl").read_text().splitlines()[0])
     written = {path: path.stat().st_mtime_ns for path in broken.glob("runs/*/*/result.json")}
 
@@ -101,7 +101,7 @@ def test_a_sweep_that_was_killed_goes_on_repeats_nothing_and_ends_with_the_same_
     assert {k: n for k, n in starts(broken).items() if n != 1} == {interrupted.name: 2}
     history = [json.loads(line) for line in (interrupted / "history.jsonl").read_text().splitlines()]
     assert history[0]["seconds"] == first_epoch["seconds"] and len(history) == 20  # continued, not done again
-    assert not list(broken.glob("runs/**/checkpoint*")) and not list(broken.glob("runs/**/.*.tmp"))
+    assert not list(broken.glob("runs/**/.csada/checkpoint*")) and not list(broken.glob("runs/**/.*.tmp"))
 
 
 def test_a_part_of_a_sweep_can_be_chosen_and_the_rest_added_later(tmp_path):

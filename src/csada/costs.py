@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from csada.errors import InputError
-from csada.files import StrPath, whole
+from csada.files import StrPath, regular, whole
 
 Pair = tuple[int, int]
 ClassLike = int | str
@@ -268,7 +268,7 @@ class _Row(NamedTuple):
 def _read_rows(path: Path) -> list[_Row]:
     """The lines that are neither empty nor comments. Spreadsheets of some countries write 1,5;2 where others 1.5,2."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with regular(path).open(newline="", encoding="utf-8-sig") as file:
             text = file.read()
         lines = (line for line in text.splitlines() if line.strip(" ,;\t") and not line.lstrip('"').startswith("#"))
         found = re.search("[,;\t]", next(lines, ""))  # the header's first one

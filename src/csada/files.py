@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
+
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")  # a name of `whole`, left by a process that was killed
 
 StrPath = str | os.PathLike[str]
 

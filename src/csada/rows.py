@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from csada.errors import InputError
+from csada.files import regular
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -16,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not empty, header first, with the number of their line."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with regular(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
             yield from ((reader.line_num, [cell.strip() for cell in row]) for row in reader if row)
     except OSError as error:

@@ -120,7 +120,7 @@ def compare(
             *map(_p, (line.p_baseline, line.p_rule)),
         )
         lines.append((line.row, line.diverged) if line.diverged else (line.row, *shown))
-    cli.show_table(("accuracy (%)", "cost per 100", "critical errors", "p, baseline", "p, its rule"), lines)
+    cli.show_table(("accuracy\n(%)", "cost\nper 100", "critical\nerrors", "p,\nbaseline", "p,\nits rule"), lines)
     critical = ", ".join(f"{names[y]} as {names[z]} ({table[y, z]:.3g})" for y, z in pairs)
     cli.say(
         f"{found.data}, {found.plan.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "

@@ -33,6 +33,7 @@ from csada.errors import RunError
 from csada.evaluation import Scores, evaluate, predict_logits
 from csada.evidence import HELD_OUT
 from csada.files import whole, write_text
+from csada.folders import OWN
 from csada.models import arguments_for, create, load_weights
 from csada.models.modes import best_device, borrowed_threads
 from csada.paper.record import cost_matrix
@@ -146,7 +147,7 @@ def run_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Calla
         load_weights(net, config["pretrained"], seed=config["seed"])
     net = net.to(device)
     with deterministic(device):
-        net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder)
+        net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder / OWN)
     scores = all_scores(net, splits)
     logits, labels = predict_logits(net, splits, part="train")
     result = confusions(scores, CostMatrix.uniform(len(splits.classes)))
@@ -187,7 +188,7 @@ def run_method(
     options = config["options"] | {"seed": config["seed"]}
     if device.type == "cpu":
         options["precision"] = "32"  # half precision is for GPUs
-    kept = run.folder / "checkpoint"
+    kept = run.folder / OWN / "checkpoint"
     fitted = fit(start, splits, config["method"], costs, on_epoch=told, checkpoint=kept, **options)
     scores = all_scores(fitted.model, splits)
     result = by_both_decisions(scores, costs) | {

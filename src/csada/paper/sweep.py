@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from csada.data.fetch import Progress
-from csada.files import write_text
-from csada.folders import locked
+from csada.files import TEMPORARY, write_text
+from csada.folders import LOCK, OWN, locked
 from csada.paper.run import BASELINES, Entry, Run, execute, read_run
 from csada.paper.spec import Selection, Spec, baseline_configs, epochs, run_configs
 from csada.reading import read_json
@@ -108,7 +108,7 @@ def run_experiment(
     missing, needed = plan.missing(), plan.needed()
     for run in (*plan.baselines, *plan.runs):
         if run.done:  # by somebody who may have been killed before tidying up
-            clean(run.folder, "checkpoint*")
+            clean(run.folder, finished=True)
     report.skipped += [run.name for run in plan.runs if run not in missing]
     tell = on_progress and Epochs(needed + missing, on_progress)
     do_runs(needed, data_dir, deadline, workers, tell, report)
@@ -178,7 +178,7 @@ def work(
                             execute(run, data_dir, tell)
                         finally:
                             clean(run.folder)  # before somebody else holds the lock
-                        clean(run.folder, "checkpoint*")
+                        clean(run.folder, finished=True)
                         done.append(run.name)
             except Exception as error:
                 failed[run.name] = f"{type(error).__name__}: {error}".replace("\n", " ")
@@ -187,10 +187,14 @@ def work(
     return done, failed
 
 
-def clean(folder: Path, pattern: str = ".*.tmp") -> None:
-    """Remove what is half written, by a process that was killed or ran out of disk, or no longer needed."""
-    for path in folder.rglob(pattern):
-        path.unlink(missing_ok=True)
+def clean(folder: Path, *, finished: bool = False) -> None:
+    """Remove what is half written, by a process that was killed or ran out of disk, and the checkpoints of a finished run."""
+    for path in folder.rglob(".*.tmp"):
+        if TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    for path in (folder / OWN).glob("*") if finished else ():  # our own folder: nothing else is in it
+        if path != folder / LOCK:
+            path.unlink(missing_ok=True)
 
 
 @dataclass

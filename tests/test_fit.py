@@ -325,3 +325,14 @@ def test_options_are_json_or_text(tmp_path):
     found = parse_options(["weight=5", "norm=l2", "freeze_norm=false"])
     assert found == {"weight": 5, "norm": "l2", "freeze_norm": False}
     assert "none is no saved model" in refused("fit", tmp_path / "none", "digits", "--costs", "uniform")
+
+
+def test_a_budget_of_nothing_allows_what_loses_nothing():
+    """Two of three are right before and after the rule, which only makes the third mistake a cheaper one."""
+    x = torch.tensor([[5.0, 0, 0], [0, 5, 0], [1, 0.9, 0]])
+    part = csada.Part(x, torch.tensor([0, 1, 2]))
+    splits = csada.Splits(part, part, part, ("a", "b", "c"))
+    costs = csada.CostMatrix.from_pairs(splits.classes, {("c", "a"): 10.0})
+    start = csada.Classifier.of(torch.nn.Identity(), splits)
+    better = csada.improve(start, splits, costs, options={"epochs": 0}, budget=0.0)
+    assert better.evidence.chosen == "before + rule" and better.predict(x).tolist() == [0, 1, 1]

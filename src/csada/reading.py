@@ -94,7 +94,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> Path:
 def build(kind: Any, value: Any, where: str) -> Any:
     """`value` as a `kind`: a dataclass, a NamedTuple, a builtin, list, tuple, dict, Literal, Enum or a union of these.
 
-    A class with a classmethod `from_plain` reads its own plain form. Errors start with `where`, which ends in the key.
+    Errors start with `where`, which ends in the key.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or kind is object:
@@ -108,8 +108,6 @@ def build(kind: Any, value: Any, where: str) -> Any:
     if origin in (dict, Mapping):
         table = _table(value, kind, where)
         return {key: build(arguments[1], each, f"{where}.{key}") for key, each in table.items()}
-    if hasattr(kind, "from_plain"):
-        return _named(where, kind.from_plain, value)
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         values = fields_from(kind, _table(value, kind, where), where)
         if missing := [name for name, needed in _needed(kind).items() if needed and name not in values]:
@@ -131,8 +129,6 @@ def fields_from(kind: Any, values: Mapping[str, Any], where: str) -> dict[str, A
 
 def plain(value: Any) -> Any:
     """The value as JSON holds it; `build` gives it back."""
-    if hasattr(value, "to_plain"):
-        return plain(value.to_plain())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -83,10 +83,8 @@ def improve(
         scores = {(side, part): predict_logits(m, splits, part=part) for side, m in models.items() for part in HELD_OUT}
         if probe is not None and is_pictures(splits.train):
             pictures = probe.examples(before)
-    right = float(
-        (scores["before", "validation"].logits.argmax(1) == scores["before", "validation"].labels).float().mean()
-    )
-    rules = {side: rule_within(scores[side, "validation"], costs, right - budget / 100, refer) for side in models}
+    needed = evaluate_scores(scores["before", "validation"], costs).accuracy - budget / 100
+    rules = {side: rule_within(scores[side, "validation"], costs, needed, refer) for side in models}
     arrays = pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
     arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | {"costs": costs.values}
     evidence = Evidence(

@@ -24,7 +24,8 @@ from csada.costs import CostMatrix
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, VectorScaling
 from csada.errors import InputError
 from csada.reading import sha256
-from csada.report.card import card
+from csada.report.card import card, verdict
+from csada.workflow.evaluate import judge
 from csada.workflow.fit import improve
 from csada.workflow.train import train
 from csada.workflow.tune import tune
@@ -450,6 +451,12 @@ def test_samples_it_was_trained_on_are_refused_dropped_or_kept(pictures, tmp_pat
         assert "\n" not in str(error.value)
         assert judged("drop") == len(other.test) - known["test"], name
         assert judged("keep") == len(other.test), name
+    kept, dropped = (improve(trained, other, costs, options={"epochs": 0}, seen=s).evidence for s in ("keep", "drop"))
+    assert kept.seen == sum(known.values()) and f"{kept.seen:,} validation and test samples were in its" in verdict(
+        kept
+    )
+    assert dropped.seen == 0 and "flatters" not in verdict(dropped)
+    assert judge(trained, other, costs, seen="keep")[2] == known["test"] and judge(trained, grown, costs)[2] == 0
     seen_only = replace(other, test=other.test.take(np.flatnonzero(np.isin(other.test.ids, trained.trained_on))))
     with pytest.raises(InputError, match="no samples"):
         trained.evaluate(seen_only, costs, seen="drop")

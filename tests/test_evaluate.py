@@ -58,7 +58,7 @@ def test_evaluate_takes_new_images_as_the_model_was_trained(trained, tmp_path):
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["samples"] == 24 and found["classes"] == list(COLOURS) and found["confusion"][2] == [0, 0, 0]
-    assert found["accuracy"] > 0.9 and found["decision"] == "the most probable class"
+    assert found["accuracy"] > 0.9 and found["decision"] == "the most probable class" and found["trained_on"] == 0
     first = {"truth": "blue", "predicted": "cream", "cost": 20, "samples": 12}
     assert found["costliest"][0] | first == found["costliest"][0]
     (tmp_path / "new" / "blue").rename(tmp_path / "new" / "bleu")
@@ -144,3 +144,11 @@ def test_columns_of_a_table_are_matched_by_name_whatever_their_order(tmp_path):
     assert answers[0].returncode == 0 and answers[0].stdout == answers[1].stdout
     with pytest.raises(csada.InputError, match=r"other has other columns than the classifier: rename 'doze' to 'dose'"):
         judge(saved, csada.data.load(other), costs)
+
+
+def test_training_data_are_said_to_be_that(trained):
+    root, told = trained
+    run = inside("evaluate", root / "model", root / "photos", "--costs", "uniform", "--part", "train")
+    n = told["samples"]["train"]
+    assert run.returncode == 0 and f"trained on {n} of these {n} samples: that flatters it" in run.stderr
+    assert "flatters" not in inside("evaluate", root / "model", root / "photos", "--costs", "uniform").stderr

@@ -267,15 +267,21 @@ class Classifier:
         train, validation, test = map(known, (splits.train, splits.validation, splits.test))
         return replace(splits, train=train, validation=validation, test=test, classes=self.classes, columns=columns)
 
-    def unseen(self, splits: Splits, name: str, what: str = "refuse") -> Part:
-        """A part of the data, after looking for samples that this classifier was trained on.
+    def known(self, splits: Splits, name: str) -> NDArray[np.bool_]:
+        """[N]: which samples of a part this classifier was trained on.
 
-        Those that the data's own training part holds too are the data's matter: loading them names such duplicates.
+        Outside the training part, those that the training part holds too do not count: loading the data names such duplicates.
         """
+        ids = getattr(splits, name).ids
+        found = seen(ids, self.trained_on)
+        return found if name == "train" else found & ~seen(ids, splits.train.ids)
+
+    def unseen(self, splits: Splits, name: str, what: str = "refuse") -> Part:
+        """A part of the data, after looking for samples that this classifier was trained on."""
         if what not in ("refuse", "drop", "keep"):
             raise InputError(f"seen is {what!r}; known: refuse, drop, keep")
         part: Part = getattr(splits, name)
-        known = seen(part.ids, self.trained_on) & ~seen(part.ids, splits.train.ids)
+        known = self.known(splits, name)
         if what == "keep" or not known.any():
             return part
         if what == "drop":

@@ -115,6 +115,7 @@ class Evidence:
     environment: Environment
     started: str
     trials: int = 0  # settings that were tried on the same validation samples
+    seen: int = 0  # validation and test samples that the given model was trained on, kept knowingly
     arrays: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # kept in a file of their own
 
     def __post_init__(self) -> None:

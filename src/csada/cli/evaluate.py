@@ -43,15 +43,17 @@ def evaluate(
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
     splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad)
     table = None if costs is None else costs_for(costs, classifier.classes)
-    e, told = judge(classifier, splits, table, part, decision, seen=seen)
+    e, told, known = judge(classifier, splits, table, part, decision, seen=seen)
     confused = e.most_confused(5)
     if as_json:
         found = {"model": str(model), "data": splits.name, "part": part, "decision": told, **cli.numbers(e)}
-        found |= {"classes": list(e.costs.classes), "confusion": e.confusion.tolist()}
+        found |= {"trained_on": known, "classes": list(e.costs.classes), "confusion": e.confusion.tolist()}
         pairs = {"costliest": e.top_pairs(5), "most_confused": confused}
         found |= {name: [p._asdict() | {"two_sided_95": p.bounds} for p in listed] for name, listed in pairs.items()}
         cli.show_json(found)
         return
+    if known:
+        cli.warn(f"the model was trained on {known:,} of these {e.samples:,} samples: that flatters it")
     low, high = e.interval("mean_cost")
     referred = f"; {e.referred:,} left to a person, {100 * e.coverage:.1f} % decided itself" if e.referred else ""
     cli.say(

@@ -20,10 +20,12 @@ def verdict(evidence: Evidence) -> str:
     use = evidence.test[row]
     itself = f" on the {100 * use.coverage:.1f} % of cases that it decides itself" if use.referred else ""
     costs = f"{_cost(use)} per 100 predictions (95 %: {_interval(use)}) at {100 * use.accuracy:.2f} % accuracy{itself}"
+    flattered = f" {evidence.seen:,} validation and test samples were in its training data, which flatters all numbers."
+    flattered *= evidence.seen > 0
     if row == "before":
         return (
             f"Keep the model as it was. On validation nothing costs less within {evidence.budget:g} points of accuracy. On "
-            f"test it costs {costs}."
+            f"test it costs {costs}.{flattered}"
         )
     low, high = evidence.change("before", row)
     change = f"{100 * (use.mean_cost - start.mean_cost):+.2f} per 100 (95 %: {low:+.2f} to {high:+.2f})"
@@ -31,7 +33,7 @@ def verdict(evidence: Evidence) -> str:
     return (
         f"Use {ROWS[row]}. On validation it costs least within {evidence.budget:g} points of accuracy. On test it costs "
         f"{costs}; the model as it was costs {_cost(start)} at {100 * start.accuracy:.2f} %. The change, {change}, is "
-        f"{'a saving beyond chance' if high < 0 else proven}."
+        f"{'a saving beyond chance' if high < 0 else proven}.{flattered}"
     )
 
 

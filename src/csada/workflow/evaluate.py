@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from csada.classifier import Classifier
 from csada.costs import CostMatrix
-from csada.data.splits import Splits
+from csada.data.splits import PARTS, Splits
 from csada.decisions import MinimumExpectedCost, Rule, argmax
 from csada.errors import InputError
 from csada.evaluation import evaluate_scores
@@ -21,8 +21,8 @@ def judge(
     decision: str = "own",
     *,
     seen: str = "refuse",
-) -> tuple[Evaluation, str]:
-    """What it gets wrong on a part of the data ("all": on all), and how it decided, in words.
+) -> tuple[Evaluation, str, int]:
+    """What it gets wrong on a part of the data ("all": on all), how it decided, and on how many of these it was trained.
 
     decision: its own, argmax, or the rule of least expected cost, calibrated on the data's validation part.
     """
@@ -39,4 +39,8 @@ def judge(
     else:
         calibration = classifier.scores(splits, "validation", seen=seen)
         rule, told = MinimumExpectedCost.calibrated(*calibration, table), "least expected cost"
-    return evaluate_scores(classifier.scores(splits, part, seen=seen), table, rule), told
+    judged = evaluate_scores(classifier.scores(splits, part, seen=seen), table, rule)
+    names = PARTS if part == "all" else (part,)
+    kept = [name for name in names if name == "train" or seen == "keep"]
+    known = classifier.adapt(splits, every_class=False)
+    return judged, told, sum(int(classifier.known(known, name).sum()) for name in kept)

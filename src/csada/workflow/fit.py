@@ -101,6 +101,7 @@ def improve(
         lines(history),
         environment(),
         started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seen=sum(int(classifier.known(splits, part).sum()) for part in HELD_OUT),
         arrays=arrays,
     )
     return as_chosen(classifier, splits, costs, models, evidence)

@@ -1,4 +1,4 @@
-"""Cost-sensitive support vector machine (Iranmehr, Masnadi-Shirazi & Vasconcelos, 2019): dear class +1, cheap class -1,
+"""Cost-sensitive support vector machine (Iranmehr, Masnadi-Shirazi & Vasconcelos, 2019): costly class +1, cheap class -1,
 
     min  1/2 |w|^2 + C [ beta sum_{y=+1} hinge(1 - f(x_i)) + 1/kappa sum_{y=-1} hinge(kappa + f(x_i)) ],   f = w . x + b
 
@@ -47,13 +47,13 @@ class CostSensitiveSVM(CostClassifier):
         return self
 
     def _machine(self, features: Array, positive: Array, missed: float, false: float) -> Array:
-        flip = 1.0 if missed >= false else -1.0  # the formula wants the dear class on the positive side
-        dear = positive if flip > 0 else ~positive
-        cheap, dearer = sorted((missed, false))
+        flip = 1.0 if missed >= false else -1.0  # the formula wants the costly class on the positive side
+        costly = positive if flip > 0 else ~positive
+        cheap, costlier = sorted((missed, false))
         # what costs nothing must still weigh something
-        ratio = dearer / max(cheap, 1e-3 * dearer) if dearer > 0 else 1.0
-        side, margin = np.where(dear, 1.0, -1.0), np.where(dear, 1.0, self.kappa)
-        weight = self.C / self.kappa * np.where(dear, ratio, 1.0)
+        ratio = costlier / max(cheap, 1e-3 * costlier) if costlier > 0 else 1.0
+        side, margin = np.where(costly, 1.0, -1.0), np.where(costly, 1.0, self.kappa)
+        weight = self.C / self.kappa * np.where(costly, ratio, 1.0)
 
         def objective(w: Array) -> tuple[float, Array]:
             m = margin - side * (features @ w)

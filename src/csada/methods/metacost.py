@@ -4,7 +4,7 @@
 
 p is the mean softmax of a bagged ensemble: copies of the model, each trained on a bootstrap resample by the caller's
 own trainer. A sample's own cost row stands in for its true class's row of the matrix; the new labels then carry the
-costs, so the relabelled part has no cost rows. The original bags 50 trees; ten networks are dear enough.
+costs, so the relabelled part has no cost rows. The original bags 50 trees; ten networks take time enough.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ sample of each. Oversampling leaves a class without cost as it is.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ GROWTH = 10  # times the size of the training set
 
 
 @dataclass(frozen=True)
-class Resampling(Loss):
+class Resampling(Loss, ABC):
     """The training part becomes the rows of it that a method draws."""
 
     def prepare(
@@ -39,8 +40,9 @@ class Resampling(Loss):
         rng = own_generator(generator)
         return model, on_train(data, lambda part: part.take(self.rows(part, rng)), type(self).__name__.lower())
 
+    @abstractmethod
     def rows(self, part: Part, rng: Generator) -> Tensor:
-        raise NotImplementedError
+        """The numbers of the samples to train on."""
 
 
 @dataclass(frozen=True)

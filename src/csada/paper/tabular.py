@@ -55,7 +55,7 @@ Tried = tuple[Options, Any, float]  # the settings, what was fitted with them, a
 
 DATA: dict[str, tuple[Callable[[], Any], dict[tuple[ClassLike, ClassLike], float]]] = {
     "breast_cancer": (load_breast_cancer, {(0, 1): 10.0}),  # a tumour missed
-    "wine": (load_wine, {(0, 1): 10.0, (2, 1): 5.0}),  # the dear wines sold as the cheap one
+    "wine": (load_wine, {(0, 1): 10.0, (2, 1): 5.0}),  # the expensive wines sold as the cheap one
 }
 
 BASELINE: Options = {"epochs": 30, "lr": 1e-2, "batch_size": 64, "optimizer": "adam"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,33 +19,36 @@ from csada.rows import number, read_rows
 INDEX = ("", "Unnamed: 0")  # how pandas writes its index, and how it names one that it has read
 
 
-def load(path: StrPath, scale: float = 1.0, seed: int = 0, label: str | None = None) -> Splits:
-    """60 % / 20 % / 20 %. `label` names the label's column; it is the last one unless told.
+def load(
+    path: StrPath,
+    scale: float = 1.0,
+    seed: int = 0,
+    label: str | None = None,
+    ignore: str | Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+) -> Splits:
+    """60 % / 20 % / 20 %. `label` names the label's column; it is the last one unless told. `ignore`: no features.
 
-    A row's own numbers decide its part, so other rows, other labels or another order of the columns never move it.
+    columns: the features by name, such as those of a classifier; the table may have others, which are not read.
+    A row's own features decide its part, so other rows, other labels or another order of the columns never move it.
     """
     path = Path(path)
     header, rows, warnings = _read(path, label)
-    label = header[-1] if label is None else label
-    if label not in header:
-        raise InputError(f"{path} has no column {label!r}{did_you_mean(label, header)}")
-    column = header.index(label)
+    label, features = _roles(path, header, label, [ignore] if isinstance(ignore, str) else ignore, columns)
+    column, places = header.index(label), [header.index(name) for name in features]
     for line, row in rows:
         if not row[column]:
             raise InputError(f"{path}, line {line} has no label in column {label!r}; fill it in or remove the line")
     names = [row[column] for _, row in rows]
     classes = _classes(path, names)
     try:
-        x = np.array(
-            [[number(line, header[i], text) for i, text in enumerate(row) if i != column] for line, row in rows]
-        )
+        x = np.array([[number(line, header[i], row[i]) for i in places] for line, row in rows])
     except InputError as error:
         raise InputError(
-            f"{path}, {error}; fill it in or remove it. If it is the label, make it the last one"
+            f"{path}, {error}; fill it in or remove it. --label NAME names the label, --ignore NAME what is no feature"
         ) from None
     y = np.array([classes.index(name) for name in names])
-    columns = tuple(name for name in header if name != label)
-    ids = content_ids(torch.from_numpy(x[:, np.argsort(columns)] + 0.0))  # -0 is 0
+    ids = content_ids(torch.from_numpy(x[:, np.argsort(features)] + 0.0))  # -0 is 0
     if same := repeated(ids, [f"line {line}" for line, _ in rows], names):
         warnings.append(f"{path}: the same numbers in two classes: {same}; keep the right ones")
     indices = by_content(ids, (60, 20, 20), seed)
@@ -63,8 +67,31 @@ def load(path: StrPath, scale: float = 1.0, seed: int = 0, label: str | None = N
     whole = Part(torch.from_numpy(x).float(), torch.from_numpy(y), normalization, content=ids)
     train, validation, test = (whole.take(index) for index in indices)
     return scaled(
-        Splits(train, validation, test, classes, path.stem, columns=columns, warnings=tuple(warnings)), scale, seed
+        Splits(train, validation, test, classes, path.stem, columns=features, warnings=tuple(warnings)), scale, seed
     )
+
+
+def _roles(
+    path: Path, header: list[str], label: str | None, ignore: Sequence[str], columns: Sequence[str] | None
+) -> tuple[str, tuple[str, ...]]:
+    """The label, and the features in the order of the table."""
+    for name in ([] if label is None else [label]) + ([] if columns else [*ignore]):
+        if name not in (*header, *INDEX):  # an index is left out already
+            raise InputError(f"{path} has no column {name!r}{did_you_mean(name, header)}")
+    left = [name for name in header if name not in ignore]
+    labels = [name for name in left if name not in (columns or ())] if label is None else [label]
+    if not labels or labels[-1] not in left:
+        which = "" if label is None else f" {label!r}"
+        raise InputError(f"{path} has no column{which} that may be the label; --label NAME names another one")
+    features = [name for name in left if name != labels[-1]]
+    if columns is not None:
+        for name in columns:
+            if name not in features:
+                raise InputError(f"{path} has no feature {name!r}; the classifier takes {', '.join(columns)}")
+        features = [name for name in features if name in columns]
+    if not features:
+        raise InputError(f"{path} has no feature beside the label {labels[-1]!r}; ignore fewer columns")
+    return labels[-1], tuple(features)
 
 
 def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, list[str]]], list[str]]:
@@ -94,6 +121,8 @@ def _classes(path: Path, names: list[str]) -> tuple[str, ...]:
     """In order, numbers by their value: 9 before 10."""
     found = set(names)
     if len(found) < 2:
-        raise InputError(f"{path} has labels of {len(found)} class; two or more are needed (label= names the column)")
+        raise InputError(
+            f"{path} has labels of {len(found)} class; two or more are needed (--label NAME names the column)"
+        )
     whole = all(re.fullmatch(r"[+-]?\d+", name) for name in found)
     return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import caught, counts, refused, rows, within
+from samples import Caught, caught, counts, refused, rows, within
 from test_cli import csada as program
 from test_cli import inside
 
@@ -133,7 +133,11 @@ def test_a_column_of_words_is_never_taken_for_the_label_without_being_asked(tmp_
     [
         ("", "is empty"),
         ("a,b\n", "labels of 0 class"),
-        ("a;b\n1;2\n", "single column 'a;b'"),
+        ("a\n1\n", "single column 'a'"),
+        ("a;b\n1.5;x\n1,234;y\n", "line 3, column 'a': '1,234' may be thousands or decimals; write 1234 or 1,2340"),
+        ("a\tb\n1.234\tx\n567\ty\n", "line 2, column 'a': '1.234' may be thousands or decimals"),
+        ("a;b\n1,5;x\n2.5;y\n-1.234;x\n", "line 4, column 'a': '-1.234' may be thousands or decimals"),
+        ("a;b\n1.234,5;x\n2;y\n", "line 2, column 'a': '1.234,5' is not a finite number"),
         ("a,a,b\n1,2,3\n", "several columns named 'a'"),
         ("a,b\n1,x\n\n2,y,z\n", "line 4 has 3 values; the header has 2 columns"),
         ("a,b\n1,x\n\ntwo,y\n", "line 4, column 'a': 'two' is not a finite number"),
@@ -155,6 +159,23 @@ def test_tables_that_cannot_be_read_name_the_place(tmp_path, text, message):
 def test_table_names_the_label_column_that_is_missing(tmp_path):
     write_table(tmp_path / "t.csv")
     refused("no column 'rsik'; did you mean 'risk'", tmp_path / "t.csv", label="rsik")
+
+
+@pytest.mark.parametrize(("separator", "decimal"), [(";", ","), ("\t", ","), (";", "."), ("\t", ".")])
+def test_spreadsheets_of_all_countries_give_the_same_table(tmp_path, separator, decimal):
+    text = "\n".join(["dose,risk", *(f"{i}.25,{'ab'[i % 2]}" for i in range(60)), "2.125,a"])
+    (tmp_path / "a.csv").write_text(text.replace("dose", '"dose, mg"'))
+    other = text.replace(",", separator).replace(".", decimal).replace("dose", '"dose, mg"')
+    (tmp_path / "b.csv").write_text("\ufeff" + other)
+    a, b = (csada.data.load(tmp_path / name) for name in ("a.csv", "b.csv"))
+    assert a.columns == b.columns and all(torch.equal(a.parts[part].x, b.parts[part].x) for part in PARTS)
+    model = Model(("a", "b"), Sample((1,), columns=("dose, mg",)), caught)
+    given = []
+    for name in ("a.csv", "b.csv"):
+        with pytest.raises(Caught) as found:
+            list(predict(model, [tmp_path / name]))
+        given.append(found.value.args[0])
+    assert np.array_equal(*given) and len(given[0]) == 61
 
 
 def write_patients(path, extra=True):

@@ -14,7 +14,7 @@ from csada.data.augment import Normalization
 from csada.data.splits import PARTS, Part, Splits, by_content, content_ids, repeated, scaled, unrepresented
 from csada.errors import InputError
 from csada.files import StrPath
-from csada.rows import number, read_rows
+from csada.rows import decimal_sign, number, read_rows
 
 INDEX = ("", "Unnamed: 0")  # how pandas writes its index, and how it names one that it has read
 
@@ -41,8 +41,9 @@ def load(
             raise InputError(f"{path}, line {line} has no label in column {label!r}; fill it in or remove the line")
     names = [row[column] for _, row in rows]
     classes = _classes(path, names)
+    decimal = decimal_sign(path)
     try:
-        x = np.array([[number(line, header[i], row[i]) for i in places] for line, row in rows])
+        x = np.array([[number(line, header[i], row[i], decimal) for i in places] for line, row in rows])
     except InputError as error:
         raise InputError(
             f"{path}, {error}; fill it in or remove it. --label NAME names the label, --ignore NAME what is no feature"
@@ -108,7 +109,7 @@ def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, lis
         warnings.append(f"{path}: the first column is an index and was left out; name it if it is a feature")
     if len(header) < 2:
         raise InputError(
-            f"{path} has the single column {header[0]!r}; it needs features and a label, with commas between"
+            f"{path} has the single column {header[0]!r}; it needs features and a label, with commas between (or ; or tabs)"
         )
     if twice := {name for name in header if header.count(name) > 1}:
         raise InputError(f"{path} has several columns named {sorted(twice)[0]!r}; rename them")

@@ -73,9 +73,9 @@ def test_no_change_to_a_table_moves_another_row(tmp_path_factory, data):
 
 
 def test_rows_that_contradict_each_other_and_classes_without_rows_are_named(tmp_path):
-    lines = [f"{i},{'ab'[i % 2]}" for i in range(80)]
+    lines = [f"{i}.5,{'ab'[i % 2]}" for i in range(80)]
     path = tmp_path / "t.csv"
-    path.write_text("\n".join(["x,y", *lines, "4,b", "5,a", "6,a"]))  # 4 and 5 with another label; 6 again
+    path.write_text("\n".join(["x,y", *lines, "4.5,b", "5.5,a", "6.5,a"]))  # the first two with another label
     assert csada.data.load(path).warnings == (
         f"{path}: the same numbers in two classes: line 6 and line 82, line 7 and line 83; keep the right ones",
     )
@@ -233,3 +233,30 @@ def test_every_command_finds_the_label_and_the_features(tmp_path, monkeypatch):
         assert run.returncode == 2 and "the classifier takes dose, age" in run.stderr
     run = inside("data", "show", "digits", *flags[:2])
     assert run.returncode == 2 and run.stderr.count("\n") == 1 and "unknown option 'label' for digits" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("dose,risk", lambda i: f"{i}.5,{i % 2}", []),
+        ("dose,risk", lambda i: f"{i % 50},{i % 2}", []),
+        ("dose,case", lambda i: f"{i}.5,{i % 10}", []),
+        ("number,dose,risk", lambda i: f"{1000 + i},{i}.5,{i % 2}", ["column 'number' .* --ignore number"]),
+        ("dose,Patient_ID,risk", lambda i: f"{i}.5,{i}.25,{i % 2}", ["column 'Patient_ID' .* --ignore Patient_ID"]),
+        ("dose,price", lambda i: f"{i}.5,{i % 60}", ["column 'price' has 60 different values .* --label"]),
+        ("0.25,7.5,1", lambda i: f"{i}.5,{i % 7}.5,{i % 2}", ["the first row looks like data"]),
+        ("0.25,7.5,b", lambda i: f"{i}.5,{i % 7}.5,{'ab'[i % 2]}", ["the first row looks like data"]),
+    ],
+)
+def test_columns_that_are_likely_mistaken_are_named(tmp_path, header, row, said):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([header, *map(row, range(500))]))
+    found = [line for line in csada.data.load(path).warnings if "has no row of" not in line]
+    assert len(found) == len(said)
+    assert all(re.match(f"{path}: .*{message}", line) for message, line in zip(said, found, strict=True))
+
+
+def test_a_label_that_is_none_is_named_where_the_table_cannot_be_split(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["dose,risk,price", *(f"{i}.5,{i % 2},{i}.25" for i in range(100))]))
+    refused("column 'price' has 100 different values .* --label", path)

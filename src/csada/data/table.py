@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from csada.costs import did_you_mean
 from csada.data.augment import Normalization
@@ -16,6 +17,8 @@ from csada.errors import InputError
 from csada.files import StrPath
 from csada.rows import decimal_sign, number, read_rows
 
+MANY = 10, 200  # classes: fewer are never too many, more always
+NUMBER = re.compile(r"[+-]?(\d+|\d*[.,]\d+)([eE][+-]?\d+)?")
 INDEX = ("", "Unnamed: 0")  # how pandas writes its index, and how it names one that it has read
 
 
@@ -48,6 +51,8 @@ def load(
         raise InputError(
             f"{path}, {error}; fill it in or remove it. --label NAME names the label, --ignore NAME what is no feature"
         ) from None
+    if columns is None:
+        warnings += [f"{path}: {odd}" for odd in _odd(label, classes, features, x)]
     y = np.array([classes.index(name) for name in names])
     ids = content_ids(torch.from_numpy(x[:, np.argsort(features)] + 0.0))  # -0 is 0
     if same := repeated(ids, [f"line {line}" for line, _ in rows], names):
@@ -59,7 +64,8 @@ def load(
     for part, absent in unrepresented(labels, classes).items():
         lacks = f"{path}: {part} has no row of {absent}; add some, or take these classes out"
         if part == "train":
-            raise InputError(lacks)
+            many = _too_many(label, classes, len(rows))
+            raise InputError(f"{path}: {many}" if many else lacks)
         warnings.append(lacks)
     seen = x[indices[0]]
     # a feature that never changes keeps its scale: its deviation is zero, or a rounding error, which is worse
@@ -116,6 +122,26 @@ def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, lis
     if "" in header:
         raise InputError(f"{path}: column {header.index('') + 1} has no name; name it or remove it")
     return header, rows, warnings
+
+
+def _odd(label: str, classes: tuple[str, ...], features: tuple[str, ...], x: NDArray[np.float64]) -> Iterator[str]:
+    """What looks like a mistake about the columns."""
+    if all(map(NUMBER.fullmatch, features)) and (NUMBER.fullmatch(label) or label in classes):
+        yield "the first row looks like data; put a row with the names of the columns above it"
+    for name, values in zip(features, x.T, strict=True):
+        is_named = re.fullmatch(r"(.*_)?id", name, re.IGNORECASE)
+        if len(np.unique(values)) == len(values) and (is_named or not np.any(values % 1)):
+            yield f"column {name!r} has another value in every row; if it is an id and no feature: --ignore {name}"
+    if said := _too_many(label, classes, len(x)):
+        yield said
+
+
+def _too_many(label: str, classes: tuple[str, ...], rows: int) -> str | None:
+    if len(classes) <= min(max(rows / 10, MANY[0]), MANY[1]):
+        return None
+    return (
+        f"column {label!r} has {len(classes)} different values in {rows} rows; is it the label? --label NAME names it"
+    )
 
 
 def _classes(path: Path, names: list[str]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Tables of numbers: which row falls into which part, and what is told about those that cannot be read."""
 
+import json
 import re
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import caught, counts, refused, rows, within
+from samples import Caught, caught, counts, refused, rows, within
 from test_cli import csada as program
+from test_cli import inside
 
 import csada.data
 from csada.data.splits import PARTS
@@ -71,9 +73,9 @@ def test_no_change_to_a_table_moves_another_row(tmp_path_factory, data):
 
 
 def test_rows_that_contradict_each_other_and_classes_without_rows_are_named(tmp_path):
-    lines = [f"{i},{'ab'[i % 2]}" for i in range(80)]
+    lines = [f"{i}.5,{'ab'[i % 2]}" for i in range(80)]
     path = tmp_path / "t.csv"
-    path.write_text("\n".join(["x,y", *lines, "4,b", "5,a", "6,a"]))  # 4 and 5 with another label; 6 again
+    path.write_text("\n".join(["x,y", *lines, "4.5,b", "5.5,a", "6.5,a"]))  # the first two with another label
     assert csada.data.load(path).warnings == (
         f"{path}: the same numbers in two classes: line 6 and line 82, line 7 and line 83; keep the right ones",
     )
@@ -98,6 +100,7 @@ def test_an_index_written_by_pandas_is_no_feature(tmp_path, name):
     (tmp_path / "t.csv").write_text("\n".join([f"{name},dose,risk", *lines]))
     splits = csada.data.load(tmp_path / "t.csv")
     assert splits.columns == ("dose",) and splits.train.x.shape[1] == 1
+    assert csada.data.load(tmp_path / "t.csv", ignore=name).columns == ("dose",)
     assert [line for line in splits.warnings if "the first column is an index" in line]
 
 
@@ -121,7 +124,7 @@ def test_training_and_predict_refuse_the_same_numbers(tmp_path, text):
 def test_a_column_of_words_is_never_taken_for_the_label_without_being_asked(tmp_path):
     lines = [f"{'fm'[i % 2]},{i},{i % 3}" for i in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["sex,age,outcome", *lines]))
-    refused(r"column 'sex': 'f' is not a finite number.* label, make it the last one", tmp_path / "t.csv")
+    refused(r"column 'sex': 'f' is not a finite number.* --label .* --ignore", tmp_path / "t.csv")
     assert csada.data.load(tmp_path / "t.csv", label="sex").columns == ("age", "outcome")
 
 
@@ -130,7 +133,11 @@ def test_a_column_of_words_is_never_taken_for_the_label_without_being_asked(tmp_
     [
         ("", "is empty"),
         ("a,b\n", "labels of 0 class"),
-        ("a;b\n1;2\n", "single column 'a;b'"),
+        ("a\n1\n", "single column 'a'"),
+        ("a;b\n1.5;x\n1,234;y\n", "line 3, column 'a': '1,234' may be thousands or decimals; write 1234 or 1,2340"),
+        ("a\tb\n1.234\tx\n567\ty\n", "line 2, column 'a': '1.234' may be thousands or decimals"),
+        ("a;b\n1,5;x\n2.5;y\n-1.234;x\n", "line 4, column 'a': '-1.234' may be thousands or decimals"),
+        ("a;b\n1.234,5;x\n2;y\n", "line 2, column 'a': '1.234,5' is not a finite number"),
         ("a,a,b\n1,2,3\n", "several columns named 'a'"),
         ("a,b\n1,x\n\n2,y,z\n", "line 4 has 3 values; the header has 2 columns"),
         ("a,b\n1,x\n\ntwo,y\n", "line 4, column 'a': 'two' is not a finite number"),
@@ -152,3 +159,104 @@ def test_tables_that_cannot_be_read_name_the_place(tmp_path, text, message):
 def test_table_names_the_label_column_that_is_missing(tmp_path):
     write_table(tmp_path / "t.csv")
     refused("no column 'rsik'; did you mean 'risk'", tmp_path / "t.csv", label="rsik")
+
+
+@pytest.mark.parametrize(("separator", "decimal"), [(";", ","), ("\t", ","), (";", "."), ("\t", ".")])
+def test_spreadsheets_of_all_countries_give_the_same_table(tmp_path, separator, decimal):
+    text = "\n".join(["dose,risk", *(f"{i}.25,{'ab'[i % 2]}" for i in range(60)), "2.125,a"])
+    (tmp_path / "a.csv").write_text(text.replace("dose", '"dose, mg"'))
+    other = text.replace(",", separator).replace(".", decimal).replace("dose", '"dose, mg"')
+    (tmp_path / "b.csv").write_text("\ufeff" + other)
+    a, b = (csada.data.load(tmp_path / name) for name in ("a.csv", "b.csv"))
+    assert a.columns == b.columns and all(torch.equal(a.parts[part].x, b.parts[part].x) for part in PARTS)
+    model = Model(("a", "b"), Sample((1,), columns=("dose, mg",)), caught)
+    given = []
+    for name in ("a.csv", "b.csv"):
+        with pytest.raises(Caught) as found:
+            list(predict(model, [tmp_path / name]))
+        given.append(found.value.args[0])
+    assert np.array_equal(*given) and len(given[0]) == 61
+
+
+def write_patients(path, extra=True):
+    """The label is neither last nor a word; `who` holds words, `id` tells every row from the others."""
+    lines = [(f"p{i}", i % 2, i % 7 + i / 100 + 9 * (i % 2), (i * i) % 11, 1000 + i) for i in range(200)]
+    names = ("who", "risk", "dose", "age", "id")
+    order = (0, 1, 2, 3, 4) if extra else (3, 2, 1)
+    path.write_text("\n".join(",".join(str(line[i]) for i in order) for line in [names, *lines]))
+    return path
+
+
+def test_columns_that_are_no_features_are_named_and_left_out(tmp_path):
+    path = write_patients(tmp_path / "t.csv")
+    splits = csada.data.load(path, label="risk", ignore=("who", "id"))
+    assert splits.columns == ("dose", "age") and splits.classes == ("0", "1")
+    assert csada.data.load(path, ignore=("who", "id")).columns == ("risk", "dose")  # the label is the last one left
+    refused("no column 'hwo'; did you mean 'who'", path, ignore="hwo")
+    refused("no column 'risk' that may be the label", path, label="risk", ignore="risk")
+    with pytest.raises(InputError, match="unknown option 'ignore' for digits"):
+        csada.data.counts("digits", ignore="id")
+
+
+def test_every_command_finds_the_label_and_the_features(tmp_path, monkeypatch):
+    data, plain = write_patients(tmp_path / "t.csv"), write_patients(tmp_path / "plain.csv", extra=False)
+    monkeypatch.chdir(tmp_path)
+    flags = ("--label", "risk", "--ignore", "who,id")
+
+    def ran(*words):
+        run = inside(*words)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    ran("init", data, *flags)
+    assert (
+        'label = "risk"\n' in (text := (tmp_path / "csada.toml").read_text())
+    ) and 'ignore = ["who", "id"]\n' in text
+    assert "0 is labelled as 1" in ran("costs", "check")
+    assert '"0": ' in ran("data", "show", "--json")
+    ran("train", "--epochs", "2")
+    found = json.loads(ran("evaluate", "baseline", "--costs", "uniform", "--json"))
+    (tmp_path / "csada.toml").unlink()
+    # Its columns are chosen by name, so every row is in its part; columns of words are not read.
+    for words in ((data, "--label", "risk"), (data, "--label", "risk", "--ignore", "other"), (plain,)):
+        again = json.loads(ran("evaluate", "baseline", *words, "--costs", "uniform", "--json"))
+        assert again["confusion"] == found["confusion"] and again["trained_on"] == 0
+    ran("fit", "baseline", data, *flags[:2], "--costs", "uniform", "--epochs", "0")
+    command = json.loads(ran("tune", "baseline", data, *flags, "--costs", "uniform", "--trials", "1", "--json"))
+    assert "--label risk --ignore who,id" in command["command"]
+    ran("compare", data, *flags, "--costs", "uniform", "--methods", "sosr", "--seeds", "1", "--baseline-epochs", "1")
+    ran("costs", "new", data, *flags, "--out", "new.csv")
+    ran("predict", "baseline", data, "--out", "decisions.csv")
+    assert len((tmp_path / "decisions.csv").read_text().splitlines()) == 201
+    for words in (("evaluate", "baseline", data, "--label", "dose"), ("evaluate", "baseline", data, "--ignore", "age")):
+        run = inside(*words, "--costs", "uniform")
+        assert run.returncode == 2 and "the classifier takes dose, age" in run.stderr
+    run = inside("data", "show", "digits", *flags[:2])
+    assert run.returncode == 2 and run.stderr.count("\n") == 1 and "unknown option 'label' for digits" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("dose,risk", lambda i: f"{i}.5,{i % 2}", []),
+        ("dose,risk", lambda i: f"{i % 50},{i % 2}", []),
+        ("dose,case", lambda i: f"{i}.5,{i % 10}", []),
+        ("number,dose,risk", lambda i: f"{1000 + i},{i}.5,{i % 2}", ["column 'number' .* --ignore number"]),
+        ("dose,Patient_ID,risk", lambda i: f"{i}.5,{i}.25,{i % 2}", ["column 'Patient_ID' .* --ignore Patient_ID"]),
+        ("dose,price", lambda i: f"{i}.5,{i % 60}", ["column 'price' has 60 different values .* --label"]),
+        ("0.25,7.5,1", lambda i: f"{i}.5,{i % 7}.5,{i % 2}", ["the first row looks like data"]),
+        ("0.25,7.5,b", lambda i: f"{i}.5,{i % 7}.5,{'ab'[i % 2]}", ["the first row looks like data"]),
+    ],
+)
+def test_columns_that_are_likely_mistaken_are_named(tmp_path, header, row, said):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([header, *map(row, range(500))]))
+    found = [line for line in csada.data.load(path).warnings if "has no row of" not in line]
+    assert len(found) == len(said)
+    assert all(re.match(f"{path}: .*{message}", line) for message, line in zip(said, found, strict=True))
+
+
+def test_a_label_that_is_none_is_named_where_the_table_cannot_be_split(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["dose,risk,price", *(f"{i}.5,{i % 2},{i}.25" for i in range(100))]))
+    refused("column 'price' has 100 different values .* --label", path)

@@ -228,14 +228,13 @@ class Classifier:
     # -- the data as it knows them -----------------------------------------------------------------
 
     def load_data(self, source: str | os.PathLike[str], **options: Any) -> Splits:
-        """A data set by name or path, images in the size that the network takes."""
-        if (
-            len(self.input.shape) == 3
-            and "size" not in options
-            and "size" in datasets.options_of(source, options.get("data_dir"))
-        ):
-            options["size"] = self.input.shape[-1]
-        return datasets.load(source, **options)
+        """A data set by name or path: images in the size that the network takes, of a table its columns by name.
+
+        Other columns of a table, such as an id, are not read. The last one that it does not take is the label unless told.
+        """
+        own = {"columns": self.input.columns} if self.input.is_row else {"size": self.input.shape[-1]}
+        known = datasets.options_of(source, options.get("data_dir"))
+        return datasets.load(source, **{name: value for name, value in own.items() if name in known} | options)
 
     def adapt(self, splits: Splits, *, every_class: bool = True) -> Splits:
         """The data with its classes and columns in the order of training, and normalised as there.

@@ -39,6 +39,8 @@ DataDir = Annotated[Path | None, Option(help="Where the data are.")]
 Scale = Annotated[float, Option(help="The fraction of the data to use.")]
 SkipBad = Annotated[bool, Option(help="Leave out images that cannot be decoded, and list them.")]
 Costs = Annotated[str, Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")]
+Label = Annotated[str | None, Option(metavar="NAME", help="A table's column with the classes; else the last one.")]
+Ignore = Annotated[list[str] | None, Option(metavar="NAME[,NAME]", help="Columns of a table that are no features.")]
 Size = Annotated[int | None, Option(min=8, help="Pixels to which the sides of images are resized.")]
 Flip = Annotated[bool, Option(help="Mirror training images: where left and right mean the same.")]
 Device = Annotated[str, Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
@@ -112,17 +114,27 @@ def row_numbers(evidence: Evidence) -> dict[str, Any]:
 
 
 def load_data(
-    data: str, data_dir: Path | None, scale: float, classifier: Classifier | None = None, **own: int | None
+    data: str, data_dir: Path | None, scale: float, classifier: Classifier | None = None, **own: Any
 ) -> Splits:
-    """The data with the source's own options as far as given (size, flip, skip_bad); images in the classifier's size."""
+    """The data with the source's own options as far as given (size, flip, skip_bad, label, ignore).
+
+    Images are in the classifier's size, and of a table its columns are chosen by name.
+    """
     from csada.data import load
 
     with progress("decoding") as update:
-        options: dict[str, Any] = {name: value for name, value in own.items() if value}
-        options |= {"data_dir": data_dir, "scale": scale, "on_progress": update}
+        options = given(**own) | {"data_dir": data_dir, "scale": scale, "on_progress": update}
         splits = load(data, **options) if classifier is None else classifier.load_data(data, **options)
     warn(*splits.warnings, *(f"left out: {name}" for name in splits.skipped), style=None)
     return splits
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Those that are; names with commas between are names."""
+    found = {name: value for name, value in options.items() if value}
+    if "ignore" in found:
+        found["ignore"] = [name.strip() for text in found["ignore"] for name in text.split(",")]
+    return found
 
 
 def opened(model: Path, device: str, trust: bool) -> Classifier:

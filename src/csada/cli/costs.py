@@ -47,6 +47,8 @@ def costs_new(
     matrix: Annotated[bool, Option("--matrix", help="A square table instead of a list of mistakes.")] = False,
     force: Annotated[bool, Option("--force", help="Overwrite a file that is there.")] = False,
     data_dir: cli.DataDir = None,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
 ) -> None:
     """A template for the costs, with the data's class names: a list of mistakes, or a square table.
 
@@ -56,7 +58,9 @@ def costs_new(
         raise InputError(f"{out} is there already; --force overwrites it, --out names another file")
     from csada.data import counts
 
-    write_template(out, counts(data, data_dir)["train"], default, matrix=matrix)
+    write_template(
+        out, counts(data, data_dir, **cli.given(label=label, ignore=ignore))["train"], default, matrix=matrix
+    )
     cli.show_files([out])
 
 
@@ -80,13 +84,15 @@ def costs_check(
     costs: Annotated[str, Argument(help="A CSV file by class name, or pmi.", metavar="FILE")],
     data: Annotated[str | None, Option(help="The data the costs are for: names and test samples.")] = None,
     data_dir: cli.DataDir = None,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
     as_json: cli.AsJson = False,
 ) -> None:
     """What a file of costs says, in words, and what is odd about it. Exit code 2 when it cannot be used.
 
     Example: csada costs check costs.csv --data photos
     """
-    table, test = read_costs(costs, data, data_dir)
+    table, test = read_costs(costs, data, data_dir, **cli.given(label=label, ignore=ignore))
     found = examine(table, test)
     if as_json:
         cli.show_json({"file": costs} | found)
@@ -116,7 +122,9 @@ def costs_check(
     cli.say(*notes, style="yellow")
 
 
-def read_costs(costs: str, data: str | None, data_dir: Path | None = None) -> tuple[CostMatrix, dict[str, int] | None]:
+def read_costs(
+    costs: str, data: str | None, data_dir: Path | None = None, **own: Any
+) -> tuple[CostMatrix, dict[str, int] | None]:
     """The costs, in the order of the data's classes, and the data's test samples by class."""
     from csada.costs import CostMatrix
 
@@ -126,7 +134,7 @@ def read_costs(costs: str, data: str | None, data_dir: Path | None = None) -> tu
     from csada.data import counts
     from csada.workflow.settings import costs_for
 
-    test = counts(data, data_dir)["test"]
+    test = counts(data, data_dir, **own)["test"]
     return costs_for(costs, tuple(test)), test
 
 

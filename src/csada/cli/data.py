@@ -22,6 +22,8 @@ def data_show(
     data_dir: cli.DataDir = None,
     scale: cli.Scale = 1.0,
     skip_bad: cli.SkipBad = False,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
     figure: Annotated[Path | None, Option(help="Also draw one image of each class into this file.")] = None,
     as_json: cli.AsJson = False,
 ) -> None:
@@ -34,7 +36,7 @@ def data_show(
     from csada.report.examples import examples_figure
     from csada.report.style import save
 
-    splits = cli.load_data(data, data_dir, scale, skip_bad=skip_bad)
+    splits = cli.load_data(data, data_dir, scale, skip_bad=skip_bad, label=label, ignore=ignore)
     names = ("train", "validation", "test")
     parts = [getattr(splits, name) for name in names]
     counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]

@@ -23,6 +23,8 @@ def evaluate(
     size: cli.Size = None,
     data_dir: cli.DataDir = None,
     skip_bad: cli.SkipBad = False,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
     seen: cli.Seen = "refuse",
     trust: cli.Trust = False,
     device: cli.Device = "auto",
@@ -41,7 +43,7 @@ def evaluate(
     classifier = cli.opened(model, device, trust)
     if costs is None and classifier.costs is None:
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
-    splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad)
+    splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad, label=label, ignore=ignore)
     table = None if costs is None else costs_for(costs, classifier.classes)
     e, told, known = judge(classifier, splits, table, part, decision, seen=seen)
     confused = e.most_confused(5)
@@ -79,6 +81,8 @@ def compare(
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
     data_dir: cli.DataDir = None,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
     out: cli.OutDir = Path("out"),
     as_json: cli.AsJson = False,
 ) -> None:
@@ -102,10 +106,10 @@ def compare(
             lr=lr,
             baseline_epochs=baseline_epochs,
             scale=scale,
-            size=size,
             data_dir=data_dir,
             on_progress=update,
             on_seed=lambda so_far: write_json(file, so_far),
+            **cli.given(size=size, label=label, ignore=ignore),
         )
     if as_json:
         cli.show_json(found)

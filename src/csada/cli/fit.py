@@ -41,6 +41,8 @@ def fit_command(
     flip: cli.Flip = False,
     data_dir: cli.DataDir = None,
     skip_bad: cli.SkipBad = False,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
     seen: cli.Seen = "refuse",
     trust: cli.Trust = False,
     device: cli.Device = "auto",
@@ -65,7 +67,9 @@ def fit_command(
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | {"seed": seed}
     settings |= parse_options(options or [])
-    splits = cli.load_data(data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad)
+    splits = cli.load_data(
+        data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore
+    )
     told = {"data": data, "start": str(model), "costs": costs, "method": method, **settings}
     with (
         reserved(out) as folder,
@@ -122,6 +126,8 @@ def tune(
     flip: cli.Flip = False,
     data_dir: cli.DataDir = None,
     skip_bad: cli.SkipBad = False,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
     seen: cli.Seen = "refuse",
     trust: cli.Trust = False,
     device: cli.Device = "auto",
@@ -142,7 +148,9 @@ def tune(
     if workflow.optuna_version() is None:
         cli.warn("settings are drawn at random; install 'csada[tune]' for a guided search", style=None)
     start = cli.opened(model, device, trust)
-    splits = cli.load_data(data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad)
+    splits = cli.load_data(
+        data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore
+    )
     with cli.progress("training") as update:
         tuning, better = workflow.tune(
             start,
@@ -170,6 +178,7 @@ def tune(
     }
     files = save(frontier_figure(title, evidence, tuning.needed, points), out / "frontier.png")
     given: dict[str, Any] = {"size": size, "data-dir": data_dir, "flip": flip, "skip-bad": skip_bad, "trust": trust}
+    given |= {"label": label, "ignore": ",".join(ignore) if ignore else None}
     given |= {"scale": None if scale == 1 else scale, "seen": None if seen == "refuse" else seen}
     words = ["csada", "fit", str(model), data, "--costs", costs, "--budget", str(budget), *as_flags(given)]
     command = shlex.join([*words, *(("--epochs", "0") if tuning.leader is None else again(tuning))])

@@ -102,6 +102,8 @@ def init(
     out: Annotated[Path, Option("--out", help="The project's folder.")] = Path("."),
     costs: Annotated[str | None, Option(help="A CSV file that is there, or pmi; else a template is made.")] = None,
     force: Annotated[bool, Option("--force", help="Overwrite the csada.toml that is there; never costs.")] = False,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
 ) -> None:
     """Start a project: csada.toml with settings that suit the data, and a file of costs to fill in.
 
@@ -116,16 +118,17 @@ def init(
     from csada.data import counts
     from csada.workflow.project import choose, images, template
 
-    samples = counts(data)
+    own = cli.given(label=label, ignore=ignore)
+    samples = counts(data, **own)
     is_new = costs is None and not table.exists()
     costs = costs or str(table)
     if not is_new:
-        read_costs(costs, data)
+        read_costs(costs, data, **own)
     choice = choose(sum(samples["train"].values()), *images(data), gpu=torch.cuda.is_available())
     try:
         if is_new:
             write_template(table, samples["train"])
-        text = template(_seen_from(out, data), _seen_from(out, costs), samples, choice)
+        text = template(_seen_from(out, data), _seen_from(out, costs), samples, choice, **own)
         write_text(file, text)
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; choose another place with --out") from None

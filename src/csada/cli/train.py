@@ -26,6 +26,8 @@ def train(
     flip: cli.Flip = False,
     data_dir: cli.DataDir = None,
     skip_bad: cli.SkipBad = False,
+    label: cli.Label = None,
+    ignore: cli.Ignore = None,
     device: cli.Device = "auto",
     track: cli.Track = None,
     as_json: cli.AsJson = False,
@@ -48,7 +50,7 @@ def train(
     found, resizable = images(data, data_dir)
     if size is None and resizable:
         size = choose(1, found, True, gpu=gpu).train.size  # the same for any number of samples
-    splits = cli.load_data(data, data_dir, scale, size=size, flip=flip, skip_bad=skip_bad)
+    splits = cli.load_data(data, data_dir, scale, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore)
     side = min(splits.shape[1:]) if len(splits.shape) == 3 else None
     suited = choose(len(splits.train), side, False, gpu=gpu).train
     model = model or suited.model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,7 @@ def load(
     name = os.fspath(name_or_path)
     module, where = find(name, data_dir)
     source = import_module(module).load
-    own = options_of(name, data_dir)
-    for option in options:
-        if option not in own:
-            hint = did_you_mean(option, own) if own else ", which has none"
-            raise InputError(f"unknown option {option!r} for {name}{hint}")
+    _check(options, name, data_dir)
     if "on_progress" in inspect.signature(source).parameters:
         options["on_progress"] = on_progress
     splits: Splits = source(where, scale, seed, **options)
@@ -77,6 +74,14 @@ def options_of(name_or_path: StrPath, data_dir: StrPath | None = None) -> list[s
     """The options that this source takes beside those of `load`."""
     known = inspect.signature(import_module(find(os.fspath(name_or_path), data_dir)[0]).load).parameters
     return [option for option in known if option not in ("data_dir", "path", "scale", "seed", "on_progress")]
+
+
+def _check(options: Mapping[str, Any], name: str, data_dir: StrPath | None) -> None:
+    own = options_of(name, data_dir)
+    for option in options:
+        if option not in own:
+            hint = did_you_mean(option, own) if own else ", which has none"
+            raise InputError(f"unknown option {option!r} for {name}{hint}")
 
 
 def find(name: str, data_dir: StrPath | None = None) -> tuple[str, StrPath | None]:
@@ -103,9 +108,10 @@ def _has_images(folder: Path) -> bool:
     return any(path.suffix.lower() in SUFFIXES for path in found)
 
 
-def counts(name_or_path: StrPath, data_dir: StrPath | None = None) -> dict[str, dict[str, int]]:
+def counts(name_or_path: StrPath, data_dir: StrPath | None = None, **options: Any) -> dict[str, dict[str, int]]:
     """Part -> class -> samples, as `load` would make them; a folder's images are counted and not decoded."""
     module, where = find(os.fspath(name_or_path), data_dir)
+    _check(options, os.fspath(name_or_path), data_dir)
     if module == "csada.data.folder" and where is not None:
         from csada.data import folder
 
@@ -114,6 +120,6 @@ def counts(name_or_path: StrPath, data_dir: StrPath | None = None) -> dict[str, 
         from csada.data.pmi import PRODUCTS
 
         return {part: {product.ndc: getattr(product, part) for product in PRODUCTS} for part in PARTS}
-    splits = load(name_or_path, data_dir)
+    splits = load(name_or_path, data_dir, **options)
     found = {name: part.y.bincount(minlength=len(splits.classes)).tolist() for name, part in splits.parts.items()}
     return {name: dict(zip(splits.classes, counted, strict=True)) for name, counted in found.items()}

@@ -110,21 +110,20 @@ def compare(
     lr: float | None = None,
     baseline_epochs: int | None = None,
     scale: float = 1.0,
-    size: int | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
     on_seed: Callable[[Comparison], object] | None = None,
+    **own: Any,
 ) -> Comparison:
     """Every method on every seed.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
-    fine-tuning. size: pixels of an image's side, where the data can be resized. on_progress(done, total) counts epochs;
-    on_seed gets the comparison so far after every seed.
+    fine-tuning. on_progress(done, total) counts epochs; on_seed gets the comparison so far after every seed. Other
+    options belong to the data: size, pixels of an image's side; label and ignore, columns of a table.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
     names = method_names(methods)
-    own = {} if size is None else {"size": size}
     splits = load(data, data_dir, scale, 0, on_progress, **own)
     table = costs_for(costs, splits.classes)
     plan = make_plan(splits, table, names, model, epochs, lr, baseline_epochs)

@@ -22,7 +22,7 @@ from PIL import UnidentifiedImageError
 from csada.errors import InputError
 from csada.files import read_bytes
 from csada.pixels import MODES, SUFFIXES, square
-from csada.rows import number, read_rows
+from csada.rows import decimal_sign, number, read_rows
 from csada.sample import Sample
 from csada.shipping.onnx_file import open_onnx
 
@@ -168,12 +168,11 @@ def _table(paths: Sequence[Path], given: Sample) -> Source:
             found = "no column" if name not in header else "several columns"
             raise InputError(f"{paths[0]} has {found} {name!r}; the model takes {', '.join(columns)}")
     places = {name: header.index(name) for name in columns}
-    return (
-        (number, partial(_numbers, line, row, places, len(header))) for number, (line, row) in enumerate(lines, start=1)
-    )
+    read = partial(_numbers, places, len(header), decimal_sign(paths[0]))
+    return ((number, partial(read, line, row)) for number, (line, row) in enumerate(lines, start=1))
 
 
-def _numbers(line: int, row: Sequence[str], places: Mapping[str, int], width: int) -> Array:
+def _numbers(places: Mapping[str, int], width: int, decimal: str, line: int, row: Sequence[str]) -> Array:
     if len(row) != width:
         raise ValueError(f"line {line} has {len(row)} values; the header has {width} columns")
-    return np.array([number(line, name, row[place]) for name, place in places.items()])
+    return np.array([number(line, name, row[place], decimal) for name, place in places.items()])

@@ -17,7 +17,8 @@ from csada.data import BUILTIN, find, folder
 from csada.errors import InputError
 from csada.reading import build, parse_json, plain, read_toml
 
-SHARED = ("data", "data_dir", "costs", "scale", "seed", "size", "flip", "skip_bad", "device")  # may stand at the top
+# These may stand at the top.
+SHARED = ("data", "data_dir", "costs", "scale", "seed", "size", "flip", "skip_bad", "label", "ignore", "device")
 
 
 class Setting(NamedTuple):
@@ -148,17 +149,18 @@ def images(data: str, data_dir: Path | None = None) -> tuple[int | None, bool]:
     return {"digits": 8, "mnist": 28, "cifar10": 32, "pills": 224, "pmi": 224}.get(name), name in ("pills", "pmi")
 
 
-def template(data: str, costs: str, counts: Mapping[str, Mapping[str, int]], choice: Choice) -> str:
-    """The text of a project file."""
+def template(data: str, costs: str, counts: Mapping[str, Mapping[str, int]], choice: Choice, **shared: Any) -> str:
+    """The text of a project file; `shared` are further settings at its top."""
     train, validation, test = (f"{sum(counts[part].values()):,}" for part in ("train", "validation", "test"))
     own = "\n".join(f"{key} = {json.dumps(value)}" for key, value in plain(choice.train).items() if value is not None)
+    top = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in shared.items())
     return f"""\
 # A csada project. Commands started in this folder take from this file what they are not told; from elsewhere, write
 # csada --project FILE COMMAND. What is given on the command line wins. Paths are relative to this file.
 # A table such as [train] may hold any argument or flag of that command: csada train --help lists them.
 
 data = {json.dumps(data, ensure_ascii=False)}
-# {len(counts["train"])} classes; {train} training, {validation} validation and {test} test samples
+{top}# {len(counts["train"])} classes; {train} training, {validation} validation and {test} test samples
 costs = {json.dumps(costs, ensure_ascii=False)}  # what each mistake costs
 
 [train]  # a model that makes as few mistakes as it can, whatever they cost

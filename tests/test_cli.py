@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -93,6 +94,24 @@ def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path):
         assert run.returncode == 0, run.stderr
     assert (fitted / "report.html").exists() and (fitted / "model.onnx").exists()
     assert len((tmp_path / "decisions.csv").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_says_what_is_kept_and_the_same_command_resumes(tmp_path, sent, code):
+    words = ("train", "digits", "--model", "cnn", "--scale", "0.2", "--epochs", "100000", "--out", tmp_path / "m")
+    program = [sys.executable, "-m", "csada", *map(str, words)]
+    run = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while run.poll() is None and not list(tmp_path.glob("m/.csada/*/checkpoint-0")):
+            pass
+        run.send_signal(sent)
+        out, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert (run.returncode, out) == (code, "")
+    assert err == "csada: interrupted; the epochs up to the last checkpoint are kept: the same command resumes\n"
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == ["checkpoint-0"]
 
 
 def test_quiet_when_the_output_is_no_terminal():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import BadParameter, Option
+from typer import BadParameter, Exit, Option
 from typer.core import TyperGroup
 
 from csada.cli import common as cli
@@ -22,6 +22,15 @@ if typing.TYPE_CHECKING:
 FILE = "csada.toml"
 NAMES = ("data", "costs", "pretrained")  # text that may be a path
 STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
+
+RESUMES = "the same command resumes"
+KEPT = {  # by a command that was interrupted
+    "train": f"; the epochs up to the last checkpoint are kept: {RESUMES}",
+    "fit": f"; the epochs up to the last checkpoint are kept: {RESUMES}",
+    "tune": f"; the trials so far are kept: {RESUMES}",
+    "reproduce": f"; the runs so far are kept: {RESUMES}",
+    "compare": "; compare.json keeps the seeds so far: the same command starts again with the first",
+}
 
 
 class ProjectGroup(TyperGroup):
@@ -52,6 +61,9 @@ class ProjectGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            cli.warn(f"csada: interrupted{KEPT.get(ctx.invoked_subcommand, '')}", style="red")
+            raise Exit(143 if isinstance(stop, cli.Terminated) else 130) from None
         except BadParameter as error:
             if not hasattr(error, "param_type") or ctx.params.get("project") or Path(FILE).exists():
                 raise

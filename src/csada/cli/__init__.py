@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -12,14 +13,25 @@ from csada.cli.common import Terminated, app, warn
 from csada.errors import InputError, RunError
 
 
+class Told(logging.Handler):
+    """What is logged is printed on the error console."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage(), style=None)
+
+
 def main() -> None:
     before = signal.signal(signal.SIGTERM, terminated)
+    log, told = logging.getLogger("csada"), Told()
+    log.addHandler(told)
+    log.setLevel(logging.INFO)
     try:
         app()
     except (InputError, RunError) as error:
         warn(f"csada: {error}", style="red")
         sys.exit(2 if isinstance(error, InputError) else 1)
     finally:
+        log.removeHandler(told)
         signal.signal(signal.SIGTERM, before)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -13,6 +14,8 @@ from torch import nn
 
 from csada import Classifier, CostMatrix, data, fit
 from csada.cli import main
+from csada.workflow.fit import improve
+from csada.workflow.train import train
 
 
 def csada(*arguments, **kw):
@@ -93,6 +96,51 @@ def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path):
         assert run.returncode == 0, run.stderr
     assert (fitted / "report.html").exists() and (fitted / "model.onnx").exists()
     assert len((tmp_path / "decisions.csv").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_says_what_is_kept_and_the_same_command_resumes(tmp_path, sent, code):
+    words = ("train", "digits", "--model", "cnn", "--scale", "0.2", "--epochs", "100000", "--out", tmp_path / "m")
+    program = [sys.executable, "-m", "csada", *map(str, words)]
+    run = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while run.poll() is None and not list(tmp_path.glob("m/.csada/*/checkpoint-0")):
+            pass
+        run.send_signal(sent)
+        out, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert (run.returncode, out) == (code, "")
+    assert err == "csada: interrupted; the epochs up to the last checkpoint are kept: the same command resumes\n"
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == ["checkpoint-0"]
+
+
+def test_a_resumed_run_says_where_it_resumes_and_one_that_starts_anew_says_nothing(tmp_path):
+    digits = data.load("digits", scale=0.2)
+
+    def stop(line, total):
+        if line["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    start = Classifier.load(train(digits, "cnn", epochs=1).save(tmp_path / "start"))
+    costs = CostMatrix(CostMatrix.pareto(10).values, digits.classes)
+    settings = {"epochs": 3, "seed": 0}
+    for work in (
+        lambda: train(digits, "cnn", "small", epochs=3, checkpoints=tmp_path / "m", on_epoch=stop),
+        lambda: improve(start, digits, costs, "csada", settings, checkpoints=tmp_path / "f", on_epoch=stop),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    same = ("--scale", "0.2", "--epochs", "3")
+    for words in (
+        ("train", "digits", "--model", "cnn", "--recipe", "small", *same, "--out", tmp_path / "m"),
+        ("fit", tmp_path / "start", "digits", "--costs", "pareto:0", *same, "--out", tmp_path / "f"),
+    ):
+        run = inside(*words)
+        assert run.returncode == 0 and run.stderr.count("resuming after epoch 1 of 3\n") == 1, run.stderr
+        again = inside(*words, *(["--force"] if words[0] == "train" else []))
+        assert again.returncode == 0 and "resuming" not in again.stderr
 
 
 def test_quiet_when_the_output_is_no_terminal():

@@ -92,6 +92,37 @@ def test_other_names_than_the_datas_are_named_with_the_renaming(photos, tmp_path
     assert "rename 'glipizid' to 'glipizide'" in line and "take out 'aspirin'; add '#4 primidone'" in line
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("# by hand\ntruth,predicted,cost\n*,*,1\na,b,2\nc,bb,3\nbb,a,1\n", ", lines 5, 6, names other"),
+        (",a,bb,c\na,0,1,1\nbb,1,0,1\nc,1,1,0\n", ", line 3, names other"),
+        (",a,b,c\na,0,1,1\nb,1,0,much\nc,1,1,0\n", ", line 3: cost of calling 'b' 'c' is 'much', no number"),
+        (",a,b,c\na,0,1,1\nb,1,0\nc,1,1,0\n", ", line 3: row 'b' has 2 costs, 3 are needed"),
+    ],
+)
+def test_the_line_to_correct_is_named(tmp_path, text, where):
+    for name in "abc":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(20):
+            (tmp_path / "photos" / name / f"{i}.jpg").write_text(f"{name} {i}")
+    file = written(tmp_path / "costs.csv", text)
+    line = refused("costs", "check", file, "--data", tmp_path / "photos")
+    assert f"{file}{where}" in line and ("names" not in where or "'bb'" in line)
+
+
+def test_images_without_class_folders_are_told_how_to_be_sorted(tmp_path):
+    for i in range(3):
+        (tmp_path / f"IMG_{i}.jpg").write_text("x")
+    line = refused("train", tmp_path, "--out", tmp_path / "m")
+    sort = f"put them into one folder per class, as in {tmp_path}/cat/IMG_0.jpg"
+    assert f"{tmp_path} holds 3 images but no class folders; {sort}" in line
+
+
+def test_images_that_cannot_be_decoded_are_left_out_by_a_flag(photos, tmp_path):
+    assert "leave them out with --skip-bad" in refused("train", photos, "--out", tmp_path / "m")
+
+
 def test_a_file_that_cannot_be_used_is_exit_code_2(tmp_path):
     file = written(tmp_path / "costs.csv", ",a,b\na,1,3\nb,3,0\n")
     assert "a correct prediction must cost 0" in refused("costs", "check", file)

@@ -146,6 +146,21 @@ def test_columns_of_a_table_are_matched_by_name_whatever_their_order(tmp_path):
         judge(saved, csada.data.load(other), costs)
 
 
+def test_new_data_are_judged_as_a_whole_and_known_ones_by_their_test_part(trained, tmp_path):
+    root, told = trained
+    photos(tmp_path / "new", shade=10)
+    for folder, more, part, samples, why in (
+        (tmp_path / "new", (), "all", 36, "seen none of these data"),
+        (root / "photos", (), "test", told["samples"]["test"], "trained on others of these data"),
+        (tmp_path / "new", ("--part", "validation"), "validation", None, ", validation, by"),
+        (tmp_path / "new", ("--decision", "rule"), "test", None, "calibrated on the validation part"),
+    ):
+        words = ("evaluate", root / "model", folder, "--costs", "uniform", *more)
+        found = json.loads(inside(*words, "--json").stdout)
+        assert found["part"] == part and (samples is None or found["samples"] == samples)
+        assert why in inside(*words).stdout
+
+
 def test_training_data_are_said_to_be_that(trained):
     root, told = trained
     run = inside("evaluate", root / "model", root / "photos", "--costs", "uniform", "--part", "train")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
-from test_cli import csada
+from test_cli import csada, inside, refused
 from typer.main import get_command
 
 from csada import Classifier, CostMatrix, InputError
@@ -157,6 +157,23 @@ def test_a_broken_project_is_one_line_and_helps_stay_readable(tmp_path):
     run = csada("train", cwd=tmp_path)
     assert (run.returncode, run.stderr) == (2, "csada: csada.toml: [train] epochs is 1.5; a whole number is needed\n")
     assert csada("train", "--help", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("train", "DATA"),
+        ("evaluate", "MODEL and DATA"),
+        ("fit m", "MODEL, DATA and --costs"),
+        ("report", "FOLDER"),
+        ("costs check", "COSTS"),
+    ],
+)
+def test_without_a_project_a_command_says_what_it_needs_and_how_to_start_one(tmp_path, monkeypatch, words, needed):
+    monkeypatch.chdir(tmp_path)
+    assert refused(*words.split()) == f"csada: no csada.toml here; give {needed}, or run csada init DATA\n"
+    (tmp_path / "csada.toml").write_text("")
+    assert "Missing" in inside(*words.split()).stderr
 
 
 def test_the_papers_experiments_take_nothing_from_a_project():

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from test_cli import inside, refused
@@ -65,3 +66,28 @@ def test_the_commands(tmp_path):
     bad = refused("train", "digits", "--model", "cnn", "--recipe", "quick", "--out", tmp_path / "n")
     assert "unknown recipe 'quick'; known: paper, fast" in bad and not (tmp_path / "n").exists()
     assert "imagenet" in refused("data", "fetch", "imagenet")
+
+
+def test_a_model_that_is_there_already_is_not_trained_again(tmp_path):
+    """Unless it is asked for, or anything that it was made from has changed: a label, for instance."""
+    generator = np.random.default_rng(0)
+    rows = [f"{a:.4f},{b:.4f},{'ny'[int(a > 0)]}" for a, b in generator.normal(size=(200, 2))]
+    table, out = tmp_path / "data.csv", tmp_path / "m"
+
+    def trained(*words, there):
+        table.write_text("\n".join(["a,b,state", *rows]) + "\n")
+        run = inside("train", table, "--model", "mlp", "--epochs", "1", "--out", out, *words)
+        assert run.returncode == 0, run.stderr
+        expected = f"{out} holds this model already; nothing to do (another --out or --seed trains another)\n"
+        assert (run.stdout == expected) == there
+
+    trained(there=False)
+    written = (out / "model.json").stat().st_mtime_ns
+    trained(there=True)
+    assert (out / "model.json").stat().st_mtime_ns == written and not (out / ".csada").exists()
+    trained("--force", there=False)
+    trained("--seed", "1", there=False)
+    trained(there=False)
+    rows[0] = rows[0][:-1] + "ny"[rows[0].endswith("n")]
+    trained(there=False)
+    trained(there=True)

@@ -108,12 +108,12 @@ class CostMatrix:
         return cls(scale * draws * _off_diagonal(n, 1.0))
 
     @classmethod
-    def from_csv(cls, path: StrPath) -> CostMatrix:
+    def from_csv(cls, path: StrPath, classes: Sequence[str] | None = None) -> CostMatrix:
         """A table or a list by class name; the header tells which. # starts a comment, semicolons separate as well.
 
         A table names the predicted classes in its header and the true ones in its first column. A list has the header
         truth,predicted,cost and one line per mistake: `*` stands for every class, the more exact line wins, a correct
-        prediction costs 0, and extra columns are ignored.
+        prediction costs 0, and extra columns are ignored. classes: their order; a file with others is refused.
         """
         path = Path(path)
         rows = _read_rows(path)
@@ -122,7 +122,12 @@ class CostMatrix:
                 f"{path} holds no cost table; write a row of the predicted classes, then one row per class"
             )
         is_list = [cell.casefold() for cell in rows[0].cells[:3]] == LIST
-        return cls(*(_from_list if is_list else _from_table)(path, rows))
+        costs = cls(*(_from_list if is_list else _from_table)(path, rows))
+        if classes is None:
+            return costs
+        strange = [str(row.line) for row in rows[1:] if {*row.cells[: 1 + is_list]} - {*classes, "*"}]
+        lines = f", line{'s' * (len(strange) > 1)} {some}," if (some := ", ".join(strange[:10])) else ""
+        return costs.ordered(classes, f"{path}{lines}")
 
     @classmethod
     def preset(cls, name: str) -> CostMatrix:
@@ -306,7 +311,9 @@ def _from_table(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list
     values = np.zeros((len(names), len(names)))
     for y, row in enumerate(rows[1:]):
         if len(row.cells) != len(rows[0].cells):
-            raise InputError(f"{path}: row {names[y]!r} has {len(row.cells) - 1} costs, {len(columns)} are needed")
+            raise InputError(
+                f"{path}, line {row.line}: row {names[y]!r} has {len(row.cells) - 1} costs, {len(columns)} are needed"
+            )
         for z, column in enumerate(order):
             values[y, z] = _number(path, row, 1 + column, names[y], names[z])
     return values, names
@@ -345,7 +352,9 @@ def _number(path: Path, row: _Row, column: int, truth: str, predicted: str) -> f
     try:
         return float(text.replace(row.decimal, "."))
     except ValueError:
-        raise InputError(f"{path}: cost of calling {truth!r} {predicted!r} is {text!r}, no number") from None
+        raise InputError(
+            f"{path}, line {row.line}: cost of calling {truth!r} {predicted!r} is {text!r}, no number"
+        ) from None
 
 
 def _text(cost: float) -> str:

@@ -87,6 +87,7 @@ class Training:
     accuracy: dict[str, float]
     history: tuple[EpochLine, ...]
     environment: Environment
+    run: str = ""  # the same for the same settings and data
 
     @property
     def interpolates(self) -> bool:

@@ -51,6 +51,10 @@ Seen = Annotated[str, Option(metavar="refuse|drop|keep", help="Test samples that
 Trust = Annotated[bool, Option(help="Run the code that a model's folder names (package.module:factory).")]
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM was received."""
+
+
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[int, int], None]]:
     """A bar fed by `update(done, total)`; nothing is drawn when the output is no terminal."""

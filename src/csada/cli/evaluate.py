@@ -17,7 +17,10 @@ def evaluate(
     model: cli.Model,
     data: cli.DataSet,
     costs: Annotated[str | None, Option(help="As for csada fit; else those the model was fitted with.")] = None,
-    part: Annotated[str, Option(metavar="test|validation|train|all", help="Of the data.")] = "test",
+    part: Annotated[
+        str,
+        Option(metavar="auto|test|validation|train|all", help="Of the data; auto: all where they are new, else test."),
+    ] = "auto",
     decision: Annotated[str, Option(metavar="own|argmax|rule", help="rule: least expected cost, calibrated.")] = "own",
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
@@ -32,12 +35,13 @@ def evaluate(
 ) -> None:
     """What a saved model gets wrong on data, old or new, and what it costs.
 
+    Data that the model has never seen are judged as a whole, those it was trained on by their test part.
     It decides by its own rule, by the most probable class (argmax), or by the rule of least expected cost, calibrated on
     the data's validation part.
 
-    Example: csada evaluate out/fitted photos --part all
+    Example: csada evaluate out/fitted new-photos
     """
-    from csada.workflow.evaluate import judge
+    from csada.workflow.evaluate import judge, part_for
     from csada.workflow.settings import costs_for
 
     classifier = cli.opened(model, device, trust)
@@ -45,6 +49,7 @@ def evaluate(
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
     splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad, label=label, ignore=ignore)
     table = None if costs is None else costs_for(costs, classifier.classes)
+    part, why = part_for(classifier, splits, decision) if part == "auto" else (part, "")
     e, told, known = judge(classifier, splits, table, part, decision, seen=seen)
     confused = e.most_confused(5)
     if as_json:
@@ -58,8 +63,9 @@ def evaluate(
         cli.warn(f"the model was trained on {known:,} of these {e.samples:,} samples: that flatters it")
     low, high = e.interval("mean_cost")
     referred = f"; {e.referred:,} left to a person, {100 * e.coverage:.1f} % decided itself" if e.referred else ""
+    judged = f"{part} ({why})" if why else part
     cli.say(
-        f"{splits.name}, {part}, by {told}: {e.samples:,} samples, accuracy {100 * e.accuracy:.2f} %, cost per 100 "
+        f"{splits.name}, {judged}, by {told}: {e.samples:,} samples, accuracy {100 * e.accuracy:.2f} %, cost per 100 "
         f"{100 * e.mean_cost:.2f} (95 %: {100 * low:.2f} to {100 * high:.2f}){referred}",
         "the costliest mistakes:",
         *(f"  {pair} at {pair.cost:.4g}" for pair in e.top_pairs(5)),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import BadParameter, Exit, Option
 from typer.core import TyperGroup
 
 from csada.cli import common as cli
@@ -22,6 +22,15 @@ if typing.TYPE_CHECKING:
 FILE = "csada.toml"
 NAMES = ("data", "costs", "pretrained")  # text that may be a path
 STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
+
+RESUMES = "the same command resumes"
+KEPT = {  # by a command that was interrupted
+    "train": f"; the epochs up to the last checkpoint are kept: {RESUMES}",
+    "fit": f"; the epochs up to the last checkpoint are kept: {RESUMES}",
+    "tune": f"; the trials so far are kept: {RESUMES}",
+    "reproduce": f"; the runs so far are kept: {RESUMES}",
+    "compare": "; compare.json keeps the seeds so far: the same command starts again with the first",
+}
 
 
 class ProjectGroup(TyperGroup):
@@ -48,6 +57,23 @@ class ProjectGroup(TyperGroup):
         defaults = {s.parameter: value for s, value in settings.items() if not s.flag}
         ctx.default_map = {name: {rest[0]: defaults} if depth else defaults}
         return name, command, rest[:depth] + _model(command, defaults, rest) + flags + rest[depth:]
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            cli.warn(f"csada: interrupted{KEPT.get(ctx.invoked_subcommand, '')}", style="red")
+            raise Exit(143 if isinstance(stop, cli.Terminated) else 130) from None
+        except BadParameter as error:
+            if not hasattr(error, "param_type") or ctx.params.get("project") or Path(FILE).exists():
+                raise
+            inner: Any = error.ctx  # of the command that misses its arguments
+            if inner.command.callback.__module__ in STRANGERS:
+                raise
+            required = [p for p in inner.command.params if p.required]
+            *others, last = [p.name.upper() if p.param_type_name == "argument" else p.opts[0] for p in required]
+            needed = f"{', '.join(others)} and {last}" if others else last
+            raise InputError(f"no {FILE} here; give {needed}, or run csada init DATA") from None
 
 
 def _model(command: Any, defaults: dict[str, Any], words: list[str]) -> list[str]:

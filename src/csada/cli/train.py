@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from csada.cli import common as cli
+from csada.errors import InputError
 
 
 @cli.app.command()
@@ -30,6 +32,7 @@ def train(
     ignore: cli.Ignore = None,
     device: cli.Device = "auto",
     track: cli.Track = None,
+    force: Annotated[bool, Option("--force", help="Train anew what is there already.")] = False,
     as_json: cli.AsJson = False,
 ) -> None:
     """Train a baseline: a model that makes as few mistakes as it can, whatever they cost.
@@ -39,7 +42,8 @@ def train(
 
     Example: csada train photos --out out/photos
     """
-    from csada.folders import reserved
+    from csada.classifier import Classifier
+    from csada.folders import CONFIG, reserved
     from csada.reading import plain
     from csada.tracking import tracked
     from csada.workflow.project import choose, images
@@ -62,6 +66,10 @@ def train(
         cli.progress("training") as update,
         tracked(track, settings, lambda line, total: update(line["epoch"], total)) as on_epoch,
     ):
+        known = None
+        if not force and (folder / CONFIG).exists():
+            with suppress(InputError):  # it cannot be used and is replaced
+                known = Classifier.load(folder)
         classifier = workflow(
             splits,
             model,
@@ -71,14 +79,19 @@ def train(
             pretrained=pretrained,
             device=where,
             checkpoints=folder,
+            known=known,
             on_epoch=on_epoch,
         )
-        classifier.save(folder)
+        if classifier is not known:
+            classifier.save(folder)
     facts = classifier.training
     assert facts is not None
     if as_json:
-        known = {name: value for name, value in plain(facts).items() if name != "history"}
-        cli.show_json({"folder": str(out), **known, "seconds": facts.seconds})
+        told = {name: value for name, value in plain(facts).items() if name != "history"}
+        cli.show_json({"folder": str(out), **told, "seconds": facts.seconds})
+    elif classifier is known:
+        cli.say(f"{out} holds this model already; nothing to do (another --out or --seed trains another)")
+        return
     else:
         cli.say(
             f"{splits.name}, {model}: test accuracy {100 * facts.accuracy['test']:.2f} %, training loss without "

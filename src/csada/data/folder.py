@@ -88,7 +88,7 @@ def load(
             some = "; ".join(decoded.skipped[:10]) + ("; ..." if len(decoded.skipped) > 10 else "")
             raise InputError(
                 f"{len(decoded.skipped)} of {len(everything):,} images in {root} cannot be decoded ({some}); "
-                "replace them, or leave them out with skip_bad"
+                "replace them, or leave them out with --skip-bad (in Python: skip_bad=True)"
             )
         good = set(decoded.names)
         parts = {part: [path for path in paths if path in good] for part, paths in parts.items()}
@@ -217,7 +217,10 @@ def _images_by_class(root: Path, part: str) -> list[str]:
             raise InputError(f"the class folder {root / part / label} holds no images; fill it or remove it")
         found += [f"{part}/{label}/{name}".lstrip("/") for name in names]
     if not found:
-        raise InputError(f"{root / part} holds no images; put them into one folder per class, as in cat/0001.jpg")
+        loose = [entry.name for entry in _entries(root / part) if entry.suffix.lower() in SUFFIXES]
+        held = f"{len(loose):,} images but no class folders" if loose else "no images"
+        example = root / part / "cat" / (loose[0] if loose else "0001.jpg")
+        raise InputError(f"{root / part} holds {held}; put them into one folder per class, as in {example}")
     return found
 
 

@@ -341,6 +341,8 @@ def resume(work: Work, loop: Loop) -> list[Epoch]:
         groups = loop.optimizer.state_dict()["param_groups"]
         loop.optimizer.load_state_dict(found.optimizer | {"param_groups": groups})
     history = [] if found is None else found.history
+    if 0 < len(history) < loop.settings.epochs and loop.ranks.rank == 0:
+        log.info("resuming after epoch %d of %d", len(history), loop.settings.epochs)
     if not loop.ranks.agree(len(history)):
         raise InputError(f"{path} is not the same for all processes; put it where all of them can read it")
     return history

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from csada.classifier import Classifier
 from csada.costs import CostMatrix
 from csada.data.splits import PARTS, Splits
+from csada.data.splits import seen as overlap
 from csada.decisions import MinimumExpectedCost, Rule, argmax
 from csada.errors import InputError
 from csada.evaluation import evaluate_scores
 from csada.metrics import Evaluation
 
 DECISIONS = ("own", "argmax", "rule")
+
+
+class Chosen(NamedTuple):
+    part: str
+    why: str
+
+
+def part_for(classifier: Classifier, splits: Splits, decision: str = "own") -> Chosen:
+    """All of the data where none of them was trained on, else the test part."""
+    if not len(classifier.trained_on):
+        return Chosen("test", "what the model was trained on is not known")
+    if any(overlap(ids, classifier.trained_on).any() for ids in splits.ids):
+        return Chosen("test", "the model was trained on others of these data")
+    if decision == "rule":
+        return Chosen("test", "the rule is calibrated on the validation part")
+    return Chosen("all", "the model has seen none of these data")
 
 
 def judge(

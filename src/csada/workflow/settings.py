@@ -105,4 +105,4 @@ def costs_for(costs: str | CostMatrix, classes: Sequence[str]) -> CostMatrix:
         return CostMatrix(CostMatrix.pareto(len(classes), seed=int(seed)).values, classes)
     if not os.path.exists(costs):
         raise InputError(f"there is no cost table {costs}; give a CSV file, uniform, pareto:SEED or pmi")
-    return CostMatrix.from_csv(costs).ordered(classes, costs)
+    return CostMatrix.from_csv(costs, classes)

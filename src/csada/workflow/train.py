@@ -25,6 +25,7 @@ from csada.models import RECIPES, Recipe, create, freeze, head, load_weights, un
 from csada.models.modes import best_device, device_of
 from csada.models.zoo import arguments_for
 from csada.training import Epoch, fit
+from csada.training.checkpoints import digest
 from csada.workflow.runs import environment, lines, run_id
 
 
@@ -38,6 +39,7 @@ def train(
     pretrained: str | None = None,
     device: torch.device | None = None,
     checkpoints: Path | None = None,
+    known: Classifier | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
 ) -> Classifier:
     """Train by one of RECIPES on the best device there is; `epochs` replaces a one-stage recipe's number of them.
@@ -45,8 +47,8 @@ def train(
     Without a recipe it is "fast" for the ResNets and "small" for networks without batch norm. Where samples are few, a
     batch holds a 32nd of them, 16 at least, so that an epoch has enough steps, and the learning rate is lowered with it.
 
-    checkpoints: a folder from which the same training resumes. on_epoch(line, total) is called after every epoch, `total`
-    counting those of all stages.
+    checkpoints: a folder from which the same training resumes. known: returned as it is, if this very training made it.
+    on_epoch(line, total) is called after every epoch, `total` counting those of all stages.
     """
     recipe = recipe or ("fast" if model.startswith("resnet") else "small")
     if recipe not in RECIPES:
@@ -68,9 +70,15 @@ def train(
     if pretrained is not None:
         load_weights(net, pretrained, seed=seed)
     net = net.to(device or best_device())
+    settings = {"model": model, "stages": [dataclasses.asdict(stage) for stage in stages], "pretrained": pretrained}
+    labels = (part.y[torch.from_numpy(part.ids.argsort(kind="stable"))] for part in splits.parts.values())
+    told = (splits.classes, splits.columns, splits.shape, splits.train.augmentation)
+    made_from = digest(*told, *labels, *net.state_dict().values())
+    run = run_id(splits, seed=seed, made_from=made_from, **settings)
+    if known is not None and known.training is not None and known.training.run == run and known.evidence is None:
+        return known
     if checkpoints is not None:
-        settings = {"model": model, "stages": [dataclasses.asdict(stage) for stage in stages], "pretrained": pretrained}
-        checkpoints = checkpoints / OWN / run_id(splits, seed=seed, **settings)
+        checkpoints = checkpoints / OWN / run
     total = sum(stage.epochs for stage in stages)
     net, history = train_stages(
         net, splits, stages, seed, lambda line: on_epoch(line, total) if on_epoch else None, checkpoints
@@ -92,6 +100,7 @@ def train(
             {part: float((s.logits.argmax(1) == s.labels).float().mean()) for part, s in scores.items()},
             lines(history),
             environment(),
+            run,
         ),
     )
 

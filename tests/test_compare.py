@@ -8,7 +8,7 @@ from test_cli import inside, refused
 import csada
 from csada.data.folder import save
 from csada.errors import InputError
-from csada.reading import read_json
+from csada.reading import build, read_json
 from csada.workflow.compare import Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
 from csada.workflow.settings import DEFAULTS, costs_for
 
@@ -137,10 +137,31 @@ def test_all_means_every_method_and_each_has_settings():
     assert method_names("all") == list(csada.METHODS)
     splits = csada.data.load("toy")
     for method in csada.METHODS:
-        make_plan(splits, csada.CostMatrix.uniform(3), [method], None, None, None, None)
+        make_plan(splits, csada.CostMatrix.uniform(3), [method])
+
+
+@pytest.mark.parametrize(
+    "project, expected",
+    [
+        (None, ("cnn", 32, 60)),  # as csada train
+        ('size = 24\n[train]\nmodel = "resnet9"\nrecipe = "pmi-fast"\nepochs = 7', ("resnet9", 24, 7)),
+        ('[train]\nmodel = "mlp"\nepochs = 7\n[compare]\nmodel = "cnn"\nsize = 16', ("cnn", 16, 7)),
+    ],
+)
+def test_model_size_and_length_are_those_of_train(project, expected, tmp_path, monkeypatch):
+    save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    if project is not None:
+        (tmp_path / "csada.toml").write_text(project)
+    words = ("--costs", "uniform", "--methods", "penalty", "--seeds", "1", "--epochs", "1", "--json")
+    done = inside("compare", "./photos", *words)
+    assert done.returncode == 0, done.stderr
+    plan = build(Comparison, json.loads(done.stdout), "").plan
+    assert (plan.model, plan.shape[-1], sum(stage.epochs for stage in plan.baseline)) == expected
+    assert plan.baseline[0].schedule == "one_cycle" and plan.baseline[0].batch_size < 64  # few samples, as train
 
 
 def test_images_of_a_folder_are_brought_to_the_size_that_is_asked_for(tmp_path):
     folder = save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "pills")
     found = compare(folder, "uniform", ["penalty"], seeds=1, model="cnn", epochs=1, baseline_epochs=1, size=16)
-    assert found.plan.arguments["size"] == 16
+    assert found.plan.shape == (3, 16, 16)

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,15 @@ from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Environment
 from csada.methods import METHODS
 from csada.metrics import Evaluation
-from csada.models import arguments_for, create
-from csada.models.modes import borrowed_threads
+from csada.models import Recipe, arguments_for, create
+from csada.models.modes import best_device, borrowed_threads
 from csada.training import Epoch, Settings, fit, make_method, split_options
+from csada.workflow.project import suited, suited_size
 from csada.workflow.runs import environment
-from csada.workflow.settings import DEFAULTS, Options, costs_for, default_model, kind_of, options_for, threads_for
+from csada.workflow.settings import Options, costs_for, kind_of, options_for, threads_for
+from csada.workflow.train import stages_for, train_stages
 
-FORMAT = 2
+FORMAT = 3
 MeanSd = tuple[float, float | None]
 
 BASELINE = "baseline"
@@ -72,15 +75,16 @@ class Plan:
     """What is the same for every seed."""
 
     model: str
-    arguments: Options  # with which the model is created
-    baseline: Options
+    shape: tuple[int, ...]  # of a sample
+    baseline: Recipe  # as `train` would use it
     methods: dict[str, Options]
     threads: int
 
     @property
     def epochs(self) -> int:
         """Of one seed, all trainings together."""
-        return sum(options["epochs"] for options in (self.baseline, *self.methods.values()))
+        own: list[int] = [options["epochs"] for options in self.methods.values()]
+        return sum(own) + sum(stage.epochs for stage in self.baseline)
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ def compare(
     model: str | None = None,
     epochs: int | None = None,
     lr: float | None = None,
+    recipe: str | None = None,
     baseline_epochs: int | None = None,
     scale: float = 1.0,
     size: int | None = None,
@@ -118,16 +123,19 @@ def compare(
     """Every method on every seed.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
-    fine-tuning. size: pixels of an image's side, where the data can be resized. on_progress(done, total) counts epochs;
+    fine-tuning; recipe and baseline_epochs those of the baseline. size: pixels of an image's side, where the data can be
+    resized. Model, size and recipe are those of `csada train` where they are not given. on_progress(done, total) counts epochs;
     on_seed gets the comparison so far after every seed.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
     names = method_names(methods)
+    if size is None:
+        size = suited_size(data, None if data_dir is None else Path(data_dir), gpu=torch.cuda.is_available())
     own = {} if size is None else {"size": size}
     splits = load(data, data_dir, scale, 0, on_progress, **own)
     table = costs_for(costs, splits.classes)
-    plan = make_plan(splits, table, names, model, epochs, lr, baseline_epochs)
+    plan = make_plan(splits, table, names, model, recipe, baseline_epochs, epochs=epochs, lr=lr)
     samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
     found = Comparison(splits.name, scale, samples, splits.classes, table.values, plan, environment())
     for seed in range(seeds):
@@ -149,7 +157,7 @@ class Count:
     total: int
     tell: Progress | None
 
-    def epoch(self, line: Epoch, _: nn.Module) -> None:
+    def epoch(self, line: Epoch, _: nn.Module | None = None) -> None:
         self._show(self.done + line["epoch"])
 
     def training(self, epochs: int) -> None:
@@ -163,30 +171,32 @@ class Count:
 
 def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Count) -> Iterator[SeedRun]:
     """One run per row of the table. Every method starts from the same trained baseline, which `fit` leaves unchanged."""
-    start = create(plan.model, len(costs), seed=seed, **plan.arguments)
-    model = start.to("cuda" if torch.cuda.is_available() else "cpu")
-    for row, options in {BASELINE: plan.baseline, **plan.methods}.items():
-        method = "cross_entropy" if row == BASELINE else row
+
+    def rows(row: str, model: nn.Module, history: Sequence[Epoch]) -> Iterator[SeedRun]:
+        seconds = time.perf_counter() - started
+        scores = {part: predict_logits(model, splits, part=part) for part in ("validation", "test")}
+        yield SeedRun(seed, row, confusions(scores, costs), seconds, tuple(history))
+        if row in RULED:
+            rule = MinimumExpectedCost.calibrated(*scores["validation"], costs)
+            yield SeedRun(seed, RULED[row], confusions(scores, costs, rule), temperature=rule.temperature)
+
+    start = create(plan.model, len(costs), seed=seed, **arguments_for(plan.model, splits.shape)).to(best_device())
+    started = time.perf_counter()
+    baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch)
+    count.training(len(history))
+    yield from rows(BASELINE, baseline, history)
+    for row, options in plan.methods.items():
         started = time.perf_counter()
         try:
-            fitted = fit(model, splits, method, costs, seed=seed, on_epoch=count.epoch, **options)
+            fitted = fit(baseline, splits, row, costs, seed=seed, on_epoch=count.epoch, **options)
         except Diverged as error:
-            if row == BASELINE:
-                raise  # there is nothing to compare with
             epoch = len(getattr(error.fitted, "history", ())) + 1
             for name in filter(None, (row, RULED.get(row))):
                 yield SeedRun(seed, name, diverged=epoch)
             continue
         finally:
             count.training(options["epochs"])
-        seconds = time.perf_counter() - started
-        model = fitted.model if row == BASELINE else model
-        scores = {part: predict_logits(fitted.model, splits, part=part) for part in ("validation", "test")}
-        counts = confusions(scores, costs)
-        yield SeedRun(seed, row, counts, seconds, tuple(fitted.history))
-        if row in RULED:
-            rule = MinimumExpectedCost.calibrated(*scores["validation"], costs)
-            yield SeedRun(seed, RULED[row], confusions(scores, costs, rule), temperature=rule.temperature)
+        yield from rows(row, fitted.model, fitted.history)
 
 
 def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> dict[str, Any]:
@@ -248,18 +258,18 @@ def make_plan(
     splits: Splits,
     costs: CostMatrix,
     methods: Sequence[str],
-    model: str | None,
-    epochs: int | None,
-    lr: float | None,
-    baseline_epochs: int | None,
+    model: str | None = None,
+    recipe: str | None = None,
+    baseline_epochs: int | None = None,
+    **given: float | None,
 ) -> Plan:
-    """Every setting resolved, and refused here if it is bad, before any training."""
-    model = model or default_model(splits.shape)
-    kind = kind_of(model, splits.shape)
-    baseline = DEFAULTS[kind]["baseline"] | ({} if baseline_epochs is None else {"epochs": baseline_epochs})
-    options = {name: options_for(name, kind, epochs=epochs, lr=lr) for name in methods}
-    for name, own in (("cross_entropy", baseline), *options.items()):
+    """Every setting resolved, and refused here if it is bad, before any training. given: those of fine-tuning."""
+    model, length, recipe, _ = suited(splits, model, recipe, baseline_epochs, gpu=torch.cuda.is_available())
+    arguments_for(model, splits.shape)
+    _, stages = stages_for(model, recipe, length, len(splits.train))
+    options = {name: options_for(name, kind_of(model, splits.shape), **given) for name in methods}
+    for name, own in options.items():
         settings, rest = split_options(own)
         Settings(**settings)
         make_method(name, costs, rest, costs_given=True)
-    return Plan(model, arguments_for(model, splits.shape), baseline, options, threads_for(splits.shape))
+    return Plan(model, splits.shape, stages, options, threads_for(splits.shape))

@@ -9,7 +9,7 @@ import csada
 from csada.data.folder import save
 from csada.errors import InputError
 from csada.reading import build, read_json
-from csada.workflow.compare import Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
+from csada.workflow.compare import RULED, Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
 from csada.workflow.settings import DEFAULTS, costs_for
 
 QUICK = ("--scale", "0.3", "--epochs", "2", "--baseline-epochs", "8")
@@ -49,6 +49,7 @@ def test_the_table_shows_what_the_counts_of_the_record_say(finished):
 def test_the_record_holds_what_a_later_question_needs(finished):
     _, found, costs = finished
     assert np.array_equal(found.costs, costs.values) and "".join(found.classes) == "0123456789"
+    assert found.budget == 0.5 and {run.row for run in found.runs if run.strength is not None} == set(RULED.values())
     assert found.plan.methods["sosr"]["epochs"] == 5 * found.plan.methods["csada"]["epochs"] == 10
     for run in found.runs:
         for part in ("validation", "test"):
@@ -66,9 +67,27 @@ def test_every_method_starts_from_the_same_baseline_and_split():
     for seed in (0, 1):
         counts = {r.row: r.confusion for r in runs if r.seed == seed}
         assert all(counts[m] == counts["baseline"] for m in methods)
-        assert counts["csada + rule"] == counts["baseline + rule"] != counts["baseline"]
+        assert counts["csada + rule"] == counts["baseline + rule"]
+    assert any(r.strength for r in runs if r.row == "baseline + rule")
     baselines = [r.confusion for r in runs if r.row == "baseline"]
     assert baselines[0] != baselines[1]
+
+
+def test_the_rule_is_that_of_fit_and_keeps_to_the_budget():
+    """Counted from the baseline by argmax on validation, also for csada; without a limit it is the whole rule."""
+
+    def found(budget):
+        options = {"seeds": 1, "epochs": 1, "baseline_epochs": 3, "scale": 0.3, "budget": budget}
+        return {run.row: run for run in compare("digits", "pareto:1", "csada", **options).runs}
+
+    limits = {budget: found(budget) for budget in (0.0, 2.0, 100.0)}
+    for row in ("baseline + rule", "csada + rule"):
+        for budget, runs in limits.items():
+            right = {r: np.trace(run.confusion["validation"]) for r, run in runs.items()}
+            needed = right["baseline"] - budget / 100 * np.sum(runs[row].confusion["validation"])
+            assert right[row] >= min(needed, right[row.removesuffix(" + rule")])  # argmax where that has less itself
+        assert all(runs[row].temperature > 0 for runs in limits.values())
+    assert limits[0.0]["baseline + rule"].strength < limits[100.0]["baseline + rule"].strength
 
 
 def test_a_method_does_not_depend_on_those_listed_before_it():

@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from csada.cli import common as cli
+from csada.cli.fit import Budget
 from csada.errors import InputError
 
 
@@ -77,6 +78,7 @@ def compare(
     epochs: Annotated[int | None, Option(min=1, help="Of fine-tuning; some methods take five times as many.")] = None,
     lr: Annotated[float | None, Option(help="Learning rate of fine-tuning, for every method.")] = None,
     baseline_epochs: Annotated[int | None, Option(min=1, help="Of the baseline.")] = None,
+    budget: Budget = 0.5,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
     data_dir: cli.DataDir = None,
@@ -105,6 +107,7 @@ def compare(
             baseline_epochs=baseline_epochs,
             scale=scale,
             size=size,
+            budget=budget,
             data_dir=data_dir,
             on_progress=update,
             on_seed=lambda so_far: write_json(file, so_far),
@@ -128,7 +131,7 @@ def compare(
     critical = ", ".join(f"{names[y]} as {names[z]} ({table[y, z]:.3g})" for y, z in pairs)
     cli.say(
         f"{found.data}, {found.plan.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "
-        f"seed{'s' * (seeds > 1)}.",
+        f"seed{'s' * (seeds > 1)}. The rule may lose {budget:g} points of the baseline's accuracy on validation.",
         f"Critical errors are those on the costliest pairs: {critical}." if pairs else "All mistakes cost the same.",
         "p: paired t test on cost over the seeds, two-sided, not corrected for the number of methods; seeds share "
         "their data, so p is smaller than it should be."

@@ -1,7 +1,7 @@
 """Every method from the same start: one baseline per seed, fine-tuned by each, judged on the same test part.
 
-A method has two rivals: the baseline as it is, and the baseline under the calibrated minimum-expected-cost rule, which
-trains nothing. Settings are those of `settings.py`, which says how far each was searched for.
+A method has two rivals: the baseline as it is, and the baseline under the decision rule of `fit`, calibrated and within the
+accuracy budget, which trains nothing. Settings are those of `settings.py`, which says how far each was searched for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from csada.costs import CostMatrix, did_you_mean
 from csada.data import load
 from csada.data.fetch import Progress
 from csada.data.splits import Splits
-from csada.decisions import MinimumExpectedCost, Rule
+from csada.decisions import Decision, Rule
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Environment
@@ -31,6 +31,7 @@ from csada.metrics import Evaluation
 from csada.models import Recipe, arguments_for, create
 from csada.models.modes import best_device, borrowed_threads
 from csada.training import Epoch, Settings, fit, make_method, split_options
+from csada.workflow.fit import rule_within
 from csada.workflow.project import suited, suited_size
 from csada.workflow.runs import environment
 from csada.workflow.settings import Options, costs_for, kind_of, options_for, threads_for
@@ -53,7 +54,8 @@ class SeedRun:
     confusion: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
     history: tuple[Epoch, ...] = ()
-    temperature: float | None = None
+    temperature: float | None = None  # of the rule, and its strength
+    strength: float | None = None
     diverged: int | None = None
 
 
@@ -97,6 +99,7 @@ class Comparison:
     classes: tuple[str, ...]
     costs: Any  # [K, K]
     plan: Plan
+    budget: float  # points of accuracy that the rule may lose on validation, against the baseline by argmax
     environment: Environment
     runs: tuple[SeedRun, ...] = ()
     summary: tuple[Summary, ...] = ()
@@ -116,6 +119,7 @@ def compare(
     baseline_epochs: int | None = None,
     scale: float = 1.0,
     size: int | None = None,
+    budget: float = 0.5,
     data_dir: str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
     on_seed: Callable[[Comparison], object] | None = None,
@@ -124,8 +128,8 @@ def compare(
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
     fine-tuning; recipe and baseline_epochs those of the baseline. size: pixels of an image's side, where the data can be
-    resized. Model, size and recipe are those of `csada train` where they are not given. on_progress(done, total) counts epochs;
-    on_seed gets the comparison so far after every seed.
+    resized. Model, size and recipe are those of `csada train` where they are not given. budget: points of accuracy that
+    the rule may lose. on_progress(done, total) counts epochs; on_seed gets the comparison so far after every seed.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
@@ -137,12 +141,12 @@ def compare(
     table = costs_for(costs, splits.classes)
     plan = make_plan(splits, table, names, model, recipe, baseline_epochs, epochs=epochs, lr=lr)
     samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
-    found = Comparison(splits.name, scale, samples, splits.classes, table.values, plan, environment())
+    found = Comparison(splits.name, scale, samples, splits.classes, table.values, plan, budget, environment())
     for seed in range(seeds):
         splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
         count = Count(seed * plan.epochs, seeds * plan.epochs, on_progress)
         with borrowed_threads(plan.threads):
-            runs = (*found.runs, *one_seed(plan, table, splits, seed, count))
+            runs = (*found.runs, *one_seed(plan, table, splits, seed, budget, count))
         found = replace(found, runs=runs, summary=summarise(table, runs))
         if on_seed is not None:
             on_seed(found)
@@ -169,22 +173,29 @@ class Count:
             self.tell(done, self.total)
 
 
-def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Count) -> Iterator[SeedRun]:
+def one_seed(
+    plan: Plan, costs: CostMatrix, splits: Splits, seed: int, budget: float, count: Count
+) -> Iterator[SeedRun]:
     """One run per row of the table. Every method starts from the same trained baseline, which `fit` leaves unchanged."""
 
-    def rows(row: str, model: nn.Module, history: Sequence[Epoch]) -> Iterator[SeedRun]:
+    def rows(row: str, model: nn.Module, history: Sequence[Epoch], right: float | None = None) -> Iterator[SeedRun]:
         seconds = time.perf_counter() - started
         scores = {part: predict_logits(model, splits, part=part) for part in ("validation", "test")}
         yield SeedRun(seed, row, confusions(scores, costs), seconds, tuple(history))
         if row in RULED:
-            rule = MinimumExpectedCost.calibrated(*scores["validation"], costs)
-            yield SeedRun(seed, RULED[row], confusions(scores, costs, rule), temperature=rule.temperature)
+            before = right if right is not None else evaluate_scores(scores["validation"], costs).accuracy
+            rule = rule_within(scores["validation"], costs, before - budget / 100, refer=0)
+            own = Decision.of(rule)
+            counts = confusions(scores, costs, rule)
+            yield SeedRun(seed, RULED[row], counts, temperature=own.temperature, strength=own.strength)
 
     start = create(plan.model, len(costs), seed=seed, **arguments_for(plan.model, splits.shape)).to(best_device())
     started = time.perf_counter()
     baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch)
     count.training(len(history))
-    yield from rows(BASELINE, baseline, history)
+    first, *ruled = rows(BASELINE, baseline, history)
+    yield from (first, *ruled)
+    accuracy = Evaluation(np.array(first.confusion["validation"]), costs).accuracy  # from which the budget is counted
     for row, options in plan.methods.items():
         started = time.perf_counter()
         try:
@@ -196,7 +207,7 @@ def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Co
             continue
         finally:
             count.training(options["epochs"])
-        yield from rows(row, fitted.model, fitted.history)
+        yield from rows(row, fitted.model, fitted.history, accuracy)
 
 
 def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,6 +89,44 @@ def test_the_rule_is_that_of_fit_and_keeps_to_the_budget():
             assert right[row] >= min(needed, right[row.removesuffix(" + rule")])  # argmax where that has less itself
         assert all(runs[row].temperature > 0 for runs in limits.values())
     assert limits[0.0]["baseline + rule"].strength < limits[100.0]["baseline + rule"].strength
+
+
+SHORT = {"seeds": 2, "epochs": 2, "baseline_epochs": 3, "scale": 0.2}
+
+
+@pytest.mark.parametrize("stop", [2, 6, 8, 14])  # in a baseline, in a method, in the second seed
+def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop, tmp_path):
+    def told(done, _):
+        if done == stop:
+            raise KeyboardInterrupt
+
+    def outcome(found):
+        timeless = [replace(r, seconds=None, history=[line | {"seconds": 0} for line in r.history]) for r in found.runs]
+        return timeless, found.summary, found.plan
+
+    arguments = ("digits", "pareto:0", "csada,penalty")
+    with pytest.raises(KeyboardInterrupt):
+        compare(*arguments, **SHORT, out=tmp_path, on_progress=told)
+    kept = read_json(tmp_path / "compare.json", Comparison).runs
+    assert len(kept) == {2: 0, 6: 4, 8: 5, 14: 9}[stop]
+    found = compare(*arguments, **SHORT, out=tmp_path)
+    assert found.runs[: len(kept)] == kept  # with their seconds: they were not trained again
+    assert outcome(found) == outcome(compare(*arguments, **SHORT))
+    assert read_json(tmp_path / "compare.json", Comparison).runs == found.runs
+    assert [path.name for path in tmp_path.iterdir()] == ["compare.json"]
+
+
+def test_other_settings_do_not_overwrite_a_comparison(tmp_path):
+    words = ("toy", "--costs", "uniform", "--methods", "penalty", *QUICK, "--out", tmp_path)
+    assert inside("compare", *words, "--seeds", "2").returncode == 0
+    before = (tmp_path / "compare.json").read_bytes()
+    message = refused("compare", *words, "--seeds", "2", "--budget", "2")
+    assert "compare.json" in message and "budget was 0.5 and is 2.0" in message and "--out" in message
+    assert "methods differ" in refused("compare", *words, "--lr", "0.5")
+    assert "holds 2 seeds" in refused("compare", *words, "--seeds", "1")
+    assert (tmp_path / "compare.json").read_bytes() == before
+    (tmp_path / "compare.json").write_text("{}")
+    assert "--out" in refused("compare", *words)
 
 
 def test_a_method_does_not_depend_on_those_listed_before_it():

@@ -87,13 +87,13 @@ def compare(
 ) -> None:
     """Several methods, each from the same baselines, against the baseline and the training-free decision rule.
 
+    Interrupted? Run the same command again: it resumes.
+
     Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
     """
     from csada.costs import CostMatrix
-    from csada.reading import write_json
     from csada.workflow import compare as workflow
 
-    file = out / "compare.json"
     with cli.progress("training") as update:
         found = workflow.compare(
             data,
@@ -109,8 +109,8 @@ def compare(
             size=size,
             budget=budget,
             data_dir=data_dir,
+            out=out,
             on_progress=update,
-            on_seed=lambda so_far: write_json(file, so_far),
         )
     if as_json:
         cli.show_json(found)
@@ -138,7 +138,7 @@ def compare(
         if seeds > 2
         else "No paired tests: they need at least 3 seeds.",
     )
-    cli.show_files([file])
+    cli.show_files([out / workflow.FILE])
 
 
 @cli.app.command()

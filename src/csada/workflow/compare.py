@@ -7,8 +7,10 @@ accuracy budget, which trains nothing. Settings are those of `settings.py`, whic
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,18 +28,21 @@ from csada.decisions import Decision, Rule
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Environment
+from csada.folders import OWN
 from csada.methods import METHODS
 from csada.metrics import Evaluation
 from csada.models import Recipe, arguments_for, create
 from csada.models.modes import best_device, borrowed_threads
+from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
 from csada.workflow.fit import rule_within
 from csada.workflow.project import suited, suited_size
-from csada.workflow.runs import environment
+from csada.workflow.runs import environment, run_id
 from csada.workflow.settings import Options, costs_for, kind_of, options_for, threads_for
 from csada.workflow.train import stages_for, train_stages
 
 FORMAT = 3
+FILE = "compare.json"
 MeanSd = tuple[float, float | None]
 
 BASELINE = "baseline"
@@ -94,6 +99,7 @@ class Comparison:
     """What was run, the confusion counts of every run, and their summary."""
 
     data: str
+    samples_hash: str  # of the first seed's parts
     scale: float
     samples: dict[str, int]
     classes: tuple[str, ...]
@@ -121,15 +127,16 @@ def compare(
     size: int | None = None,
     budget: float = 0.5,
     data_dir: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
-    on_seed: Callable[[Comparison], object] | None = None,
 ) -> Comparison:
     """Every method on every seed.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
     fine-tuning; recipe and baseline_epochs those of the baseline. size: pixels of an image's side, where the data can be
     resized. Model, size and recipe are those of `csada train` where they are not given. budget: points of accuracy that
-    the rule may lose. on_progress(done, total) counts epochs; on_seed gets the comparison so far after every seed.
+    the rule may lose. out: a folder for compare.json, from which the same comparison resumes; more seeds are added to it.
+    on_progress(done, total) counts epochs.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
@@ -141,16 +148,55 @@ def compare(
     table = costs_for(costs, splits.classes)
     plan = make_plan(splits, table, names, model, recipe, baseline_epochs, epochs=epochs, lr=lr)
     samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
-    found = Comparison(splits.name, scale, samples, splits.classes, table.values, plan, budget, environment())
+    found = Comparison(
+        splits.name, splits.fingerprint, scale, samples, splits.classes, table.values, plan, budget, environment()
+    )
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        found = resumed(folder / FILE, found, seeds) if (folder / FILE).exists() else found
+        write_json(folder / FILE, found)  # a folder that cannot be written is found before training
     for seed in range(seeds):
+        done = [run.row for run in found.runs if run.seed == seed]
+        if set(plan.methods) <= set(done):
+            continue
         splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
         count = Count(seed * plan.epochs, seeds * plan.epochs, on_progress)
+        kept = (
+            None
+            if folder is None
+            else folder / OWN / run_id(splits, model=plan.model, baseline=plan.baseline, seed=seed)
+        )
         with borrowed_threads(plan.threads):
-            runs = (*found.runs, *one_seed(plan, table, splits, seed, budget, count))
-        found = replace(found, runs=runs, summary=summarise(table, runs))
-        if on_seed is not None:
-            on_seed(found)
+            for runs in one_seed(plan, table, splits, seed, budget, count, done, kept):
+                found = replace(found, runs=(*found.runs, *runs))
+                if folder is not None:
+                    write_json(folder / FILE, found)
+        found = replace(found, summary=summarise(table, found.runs))
+        if folder is not None and kept is not None:
+            write_json(folder / FILE, found)
+            shutil.rmtree(kept)
+            with suppress(OSError):  # another run has its own there
+                kept.parent.rmdir()
     return found
+
+
+def resumed(file: Path, new: Comparison, seeds: int) -> Comparison:
+    """The new comparison with the runs of the file, which must be of the same settings."""
+    way_out = "give another --out, or delete the file"
+    try:
+        old = read_json(file, Comparison)
+    except InputError as error:
+        raise InputError(f"{error}; {way_out}") from None
+    was, now = ({**vars(each), **vars(each.plan)} for each in (old, new))
+    for name in now:
+        before, after = plain(was[name]), plain(now[name])
+        if name not in ("plan", "environment", "runs", "summary") and before != after:
+            short = isinstance(after, str | int | float)
+            what = f"{name} was {before} and is {after}" if short else f"the {name} differ"
+            raise InputError(f"{file} is of other settings: {what}; {way_out}")
+    if (there := 1 + max((run.seed for run in old.runs), default=0)) > seeds:
+        raise InputError(f"{file} holds {there} seeds, more than {seeds}; {way_out}")
+    return replace(new, runs=old.runs, summary=old.summary)
 
 
 @dataclass
@@ -174,40 +220,47 @@ class Count:
 
 
 def one_seed(
-    plan: Plan, costs: CostMatrix, splits: Splits, seed: int, budget: float, count: Count
-) -> Iterator[SeedRun]:
-    """One run per row of the table. Every method starts from the same trained baseline, which `fit` leaves unchanged."""
+    plan: Plan,
+    costs: CostMatrix,
+    splits: Splits,
+    seed: int,
+    budget: float,
+    count: Count,
+    done: Sequence[str],
+    checkpoints: Path | None,
+) -> Iterator[list[SeedRun]]:
+    """The rows of the table that are not done: a model's by argmax and, for some, with the rule.
 
-    def rows(row: str, model: nn.Module, history: Sequence[Epoch], right: float | None = None) -> Iterator[SeedRun]:
-        seconds = time.perf_counter() - started
+    Every method starts from the same trained baseline, which `fit` leaves unchanged.
+    """
+
+    def rows(row: str, model: nn.Module, history: Sequence[Epoch], seconds: float) -> list[SeedRun]:
         scores = {part: predict_logits(model, splits, part=part) for part in ("validation", "test")}
-        yield SeedRun(seed, row, confusions(scores, costs), seconds, tuple(history))
+        runs = [SeedRun(seed, row, confusions(scores, costs), seconds, tuple(history))]
         if row in RULED:
-            before = right if right is not None else evaluate_scores(scores["validation"], costs).accuracy
             rule = rule_within(scores["validation"], costs, before - budget / 100, refer=0)
-            own = Decision.of(rule)
-            counts = confusions(scores, costs, rule)
-            yield SeedRun(seed, RULED[row], counts, temperature=own.temperature, strength=own.strength)
+            own, counts = Decision.of(rule), confusions(scores, costs, rule)
+            runs.append(SeedRun(seed, RULED[row], counts, temperature=own.temperature, strength=own.strength))
+        return runs
 
     start = create(plan.model, len(costs), seed=seed, **arguments_for(plan.model, splits.shape)).to(best_device())
     started = time.perf_counter()
-    baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch)
+    baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch, checkpoints)
+    seconds = time.perf_counter() - started
+    before = evaluate_scores(predict_logits(baseline, splits, part="validation"), costs).accuracy
     count.training(len(history))
-    first, *ruled = rows(BASELINE, baseline, history)
-    yield from (first, *ruled)
-    accuracy = Evaluation(np.array(first.confusion["validation"]), costs).accuracy  # from which the budget is counted
+    if BASELINE not in done:
+        yield rows(BASELINE, baseline, history, seconds)
     for row, options in plan.methods.items():
-        started = time.perf_counter()
-        try:
-            fitted = fit(baseline, splits, row, costs, seed=seed, on_epoch=count.epoch, **options)
-        except Diverged as error:
-            epoch = len(getattr(error.fitted, "history", ())) + 1
-            for name in filter(None, (row, RULED.get(row))):
-                yield SeedRun(seed, name, diverged=epoch)
-            continue
-        finally:
-            count.training(options["epochs"])
-        yield from rows(row, fitted.model, fitted.history, accuracy)
+        if row not in done:
+            started = time.perf_counter()
+            try:
+                fitted = fit(baseline, splits, row, costs, seed=seed, on_epoch=count.epoch, **options)
+                yield rows(row, fitted.model, fitted.history, time.perf_counter() - started)
+            except Diverged as error:
+                epoch = len(getattr(error.fitted, "history", ())) + 1
+                yield [SeedRun(seed, name, diverged=epoch) for name in (row, RULED.get(row)) if name]
+        count.training(options["epochs"])
 
 
 def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> dict[str, Any]:

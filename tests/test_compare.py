@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,11 @@ def finished(tmp_path_factory):
         patch.setenv("COLUMNS", "160")
         done = inside("compare", *words, "--out", folder / "out")
     assert done.returncode == 0, done.stderr
+    first, second = done.stderr.splitlines()  # before training, and after its first epoch
+    assert (
+        first == "digits: images of 8 x 8 pixels, cnn; 2 baselines and 4 methods on each: 10 trainings, 48 epochs"
+    )  # 2 * (8 + 2 + 10 + 2 + 2)
+    assert re.fullmatch(r"about \d+ (s|min) in all, if every epoch takes as long as the first", second)
     return done.stdout, read_json(folder / "out" / "compare.json", Comparison), costs
 
 

@@ -94,6 +94,17 @@ def compare(
     from csada.costs import CostMatrix
     from csada.workflow import compare as workflow
 
+    def announce(planned: workflow.Comparison) -> None:
+        plan = planned.plan
+        *_, height, width = (0, *plan.shape)
+        what = f"images of {height} x {width} pixels" if len(plan.shape) == 3 else f"rows of {width} numbers"
+        cli.warn(
+            f"{planned.data}: {what}, {plan.model}; {seeds} baseline{'s' * (seeds > 1)} and {len(plan.methods)} "
+            f"method{'s' * (len(plan.methods) > 1)} on each: {seeds * (1 + len(plan.methods))} trainings, "
+            f"{seeds * plan.epochs:,} epochs",
+            style=None,
+        )
+
     with cli.progress("training") as update:
         found = workflow.compare(
             data,
@@ -111,6 +122,11 @@ def compare(
             data_dir=data_dir,
             out=out,
             on_progress=update,
+            on_start=announce,
+            on_estimate=lambda s: cli.warn(
+                f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, if every epoch takes as long as the first",
+                style=None,
+            ),
         )
     if as_json:
         cli.show_json(found)

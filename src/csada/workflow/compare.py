@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -129,6 +129,8 @@ def compare(
     data_dir: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
+    on_start: Callable[[Comparison], object] | None = None,
+    on_estimate: Callable[[float], object] | None = None,
 ) -> Comparison:
     """Every method on every seed.
 
@@ -136,7 +138,8 @@ def compare(
     fine-tuning; recipe and baseline_epochs those of the baseline. size: pixels of an image's side, where the data can be
     resized. Model, size and recipe are those of `csada train` where they are not given. budget: points of accuracy that
     the rule may lose. out: a folder for compare.json, from which the same comparison resumes; more seeds are added to it.
-    on_progress(done, total) counts epochs.
+    on_progress(done, total) counts epochs. on_start gets the plan before training, on_estimate after the first epoch the
+    seconds that all take at its pace.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
@@ -155,12 +158,15 @@ def compare(
     if folder is not None:
         found = resumed(folder / FILE, found, seeds) if (folder / FILE).exists() else found
         write_json(folder / FILE, found)  # a folder that cannot be written is found before training
+    if on_start is not None:
+        on_start(found)
+    count = Count(0, seeds * plan.epochs, on_progress, on_estimate)
     for seed in range(seeds):
         done = [run.row for run in found.runs if run.seed == seed]
         if set(plan.methods) <= set(done):
             continue
         splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
-        count = Count(seed * plan.epochs, seeds * plan.epochs, on_progress)
+        count.done = seed * plan.epochs
         kept = (
             None
             if folder is None
@@ -206,8 +212,12 @@ class Count:
     done: int
     total: int
     tell: Progress | None
+    estimate: Callable[[float], object] | None  # told once
 
     def epoch(self, line: Epoch, _: nn.Module | None = None) -> None:
+        if self.estimate is not None:
+            self.estimate(line["seconds"] * (self.total - self.done))
+            self.estimate = None
         self._show(self.done + line["epoch"])
 
     def training(self, epochs: int) -> None:

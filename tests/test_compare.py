@@ -1,4 +1,6 @@
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +10,8 @@ from test_cli import inside, refused
 import csada
 from csada.data.folder import save
 from csada.errors import InputError
-from csada.reading import read_json
-from csada.workflow.compare import Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
+from csada.reading import build, read_json
+from csada.workflow.compare import RULED, Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
 from csada.workflow.settings import DEFAULTS, costs_for
 
 QUICK = ("--scale", "0.3", "--epochs", "2", "--baseline-epochs", "8")
@@ -28,6 +30,11 @@ def finished(tmp_path_factory):
         patch.setenv("COLUMNS", "160")
         done = inside("compare", *words, "--out", folder / "out")
     assert done.returncode == 0, done.stderr
+    first, second = done.stderr.splitlines()  # before training, and after its first epoch
+    assert (
+        first == "digits: images of 8 x 8 pixels, cnn; 2 baselines and 4 methods on each: 10 trainings, 48 epochs"
+    )  # 2 * (8 + 2 + 10 + 2 + 2)
+    assert re.fullmatch(r"about \d+ (s|min) in all, if every epoch takes as long as the first", second)
     return done.stdout, read_json(folder / "out" / "compare.json", Comparison), costs
 
 
@@ -49,6 +56,7 @@ def test_the_table_shows_what_the_counts_of_the_record_say(finished):
 def test_the_record_holds_what_a_later_question_needs(finished):
     _, found, costs = finished
     assert np.array_equal(found.costs, costs.values) and "".join(found.classes) == "0123456789"
+    assert found.budget == 0.5 and {run.row for run in found.runs if run.strength is not None} == set(RULED.values())
     assert found.plan.methods["sosr"]["epochs"] == 5 * found.plan.methods["csada"]["epochs"] == 10
     for run in found.runs:
         for part in ("validation", "test"):
@@ -66,9 +74,65 @@ def test_every_method_starts_from_the_same_baseline_and_split():
     for seed in (0, 1):
         counts = {r.row: r.confusion for r in runs if r.seed == seed}
         assert all(counts[m] == counts["baseline"] for m in methods)
-        assert counts["csada + rule"] == counts["baseline + rule"] != counts["baseline"]
+        assert counts["csada + rule"] == counts["baseline + rule"]
+    assert any(r.strength for r in runs if r.row == "baseline + rule")
     baselines = [r.confusion for r in runs if r.row == "baseline"]
     assert baselines[0] != baselines[1]
+
+
+def test_the_rule_is_that_of_fit_and_keeps_to_the_budget():
+    """Counted from the baseline by argmax on validation, also for csada; without a limit it is the whole rule."""
+
+    def found(budget):
+        options = {"seeds": 1, "epochs": 1, "baseline_epochs": 3, "scale": 0.3, "budget": budget}
+        return {run.row: run for run in compare("digits", "pareto:1", "csada", **options).runs}
+
+    limits = {budget: found(budget) for budget in (0.0, 2.0, 100.0)}
+    for row in ("baseline + rule", "csada + rule"):
+        for budget, runs in limits.items():
+            right = {r: np.trace(run.confusion["validation"]) for r, run in runs.items()}
+            needed = right["baseline"] - budget / 100 * np.sum(runs[row].confusion["validation"])
+            assert right[row] >= min(needed, right[row.removesuffix(" + rule")])  # argmax where that has less itself
+        assert all(runs[row].temperature > 0 for runs in limits.values())
+    assert limits[0.0]["baseline + rule"].strength < limits[100.0]["baseline + rule"].strength
+
+
+SHORT = {"seeds": 2, "epochs": 2, "baseline_epochs": 3, "scale": 0.2}
+
+
+@pytest.mark.parametrize("stop", [2, 6, 8, 14])  # in a baseline, in a method, in the second seed
+def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop, tmp_path):
+    def told(done, _):
+        if done == stop:
+            raise KeyboardInterrupt
+
+    def outcome(found):
+        timeless = [replace(r, seconds=None, history=[line | {"seconds": 0} for line in r.history]) for r in found.runs]
+        return timeless, found.summary, found.plan
+
+    arguments = ("digits", "pareto:0", "csada,penalty")
+    with pytest.raises(KeyboardInterrupt):
+        compare(*arguments, **SHORT, out=tmp_path, on_progress=told)
+    kept = read_json(tmp_path / "compare.json", Comparison).runs
+    assert len(kept) == {2: 0, 6: 4, 8: 5, 14: 9}[stop]
+    found = compare(*arguments, **SHORT, out=tmp_path)
+    assert found.runs[: len(kept)] == kept  # with their seconds: they were not trained again
+    assert outcome(found) == outcome(compare(*arguments, **SHORT))
+    assert read_json(tmp_path / "compare.json", Comparison).runs == found.runs
+    assert [path.name for path in tmp_path.iterdir()] == ["compare.json"]
+
+
+def test_other_settings_do_not_overwrite_a_comparison(tmp_path):
+    words = ("toy", "--costs", "uniform", "--methods", "penalty", *QUICK, "--out", tmp_path)
+    assert inside("compare", *words, "--seeds", "2").returncode == 0
+    before = (tmp_path / "compare.json").read_bytes()
+    message = refused("compare", *words, "--seeds", "2", "--budget", "2")
+    assert "compare.json" in message and "budget was 0.5 and is 2.0" in message and "--out" in message
+    assert "methods differ" in refused("compare", *words, "--lr", "0.5")
+    assert "holds 2 seeds" in refused("compare", *words, "--seeds", "1")
+    assert (tmp_path / "compare.json").read_bytes() == before
+    (tmp_path / "compare.json").write_text("{}")
+    assert "--out" in refused("compare", *words)
 
 
 def test_a_method_does_not_depend_on_those_listed_before_it():
@@ -137,10 +201,31 @@ def test_all_means_every_method_and_each_has_settings():
     assert method_names("all") == list(csada.METHODS)
     splits = csada.data.load("toy")
     for method in csada.METHODS:
-        make_plan(splits, csada.CostMatrix.uniform(3), [method], None, None, None, None)
+        make_plan(splits, csada.CostMatrix.uniform(3), [method])
+
+
+@pytest.mark.parametrize(
+    "project, expected",
+    [
+        (None, ("cnn", 32, 60)),  # as csada train
+        ('size = 24\n[train]\nmodel = "resnet9"\nrecipe = "pmi-fast"\nepochs = 7', ("resnet9", 24, 7)),
+        ('[train]\nmodel = "mlp"\nepochs = 7\n[compare]\nmodel = "cnn"\nsize = 16', ("cnn", 16, 7)),
+    ],
+)
+def test_model_size_and_length_are_those_of_train(project, expected, tmp_path, monkeypatch):
+    save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    if project is not None:
+        (tmp_path / "csada.toml").write_text(project)
+    words = ("--costs", "uniform", "--methods", "penalty", "--seeds", "1", "--epochs", "1", "--json")
+    done = inside("compare", "./photos", *words)
+    assert done.returncode == 0, done.stderr
+    plan = build(Comparison, json.loads(done.stdout), "").plan
+    assert (plan.model, plan.shape[-1], sum(stage.epochs for stage in plan.baseline)) == expected
+    assert plan.baseline[0].schedule == "one_cycle" and plan.baseline[0].batch_size < 64  # few samples, as train
 
 
 def test_images_of_a_folder_are_brought_to_the_size_that_is_asked_for(tmp_path):
     folder = save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "pills")
     found = compare(folder, "uniform", ["penalty"], seeds=1, model="cnn", epochs=1, baseline_epochs=1, size=16)
-    assert found.plan.arguments["size"] == 16
+    assert found.plan.shape == (3, 16, 16)

@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from csada.cli import common as cli
+from csada.cli.fit import Budget
 from csada.errors import InputError
 
 
@@ -80,10 +81,12 @@ def compare(
     costs: cli.Costs,
     methods: Annotated[str | None, Option(help="Names with commas between, or all.")] = None,
     seeds: Annotated[int, Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
-    model: Annotated[str | None, Option(help="mlp, cnn, resnet9 or resnet34; else by the data.")] = None,
+    model: Annotated[str | None, Option(help="mlp, cnn, resnet9 or resnet34; else as csada train.")] = None,
+    recipe: Annotated[str | None, Option(help="Of the baseline; else as csada train.")] = None,
     epochs: Annotated[int | None, Option(min=1, help="Of fine-tuning; some methods take five times as many.")] = None,
     lr: Annotated[float | None, Option(help="Learning rate of fine-tuning, for every method.")] = None,
     baseline_epochs: Annotated[int | None, Option(min=1, help="Of the baseline.")] = None,
+    budget: Budget = 0.5,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
     data_dir: cli.DataDir = None,
@@ -94,13 +97,24 @@ def compare(
 ) -> None:
     """Several methods, each from the same baselines, against the baseline and the training-free decision rule.
 
+    Interrupted? Run the same command again: it resumes.
+
     Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
     """
     from csada.costs import CostMatrix
-    from csada.reading import write_json
     from csada.workflow import compare as workflow
 
-    file = out / "compare.json"
+    def announce(planned: workflow.Comparison) -> None:
+        plan = planned.plan
+        *_, height, width = (0, *plan.shape)
+        what = f"images of {height} x {width} pixels" if len(plan.shape) == 3 else f"rows of {width} numbers"
+        cli.warn(
+            f"{planned.data}: {what}, {plan.model}; {seeds} baseline{'s' * (seeds > 1)} and {len(plan.methods)} "
+            f"method{'s' * (len(plan.methods) > 1)} on each: {seeds * (1 + len(plan.methods))} trainings, "
+            f"{seeds * plan.epochs:,} epochs",
+            style=None,
+        )
+
     with cli.progress("training") as update:
         found = workflow.compare(
             data,
@@ -110,11 +124,18 @@ def compare(
             model=model,
             epochs=epochs,
             lr=lr,
+            recipe=recipe,
             baseline_epochs=baseline_epochs,
             scale=scale,
+            budget=budget,
             data_dir=data_dir,
+            out=out,
             on_progress=update,
-            on_seed=lambda so_far: write_json(file, so_far),
+            on_start=announce,
+            on_estimate=lambda s: cli.warn(
+                f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, if every epoch takes as long as the first",
+                style=None,
+            ),
             **cli.given(size=size, label=label, ignore=ignore),
         )
     if as_json:
@@ -136,14 +157,14 @@ def compare(
     critical = ", ".join(f"{names[y]} as {names[z]} ({table[y, z]:.3g})" for y, z in pairs)
     cli.say(
         f"{found.data}, {found.plan.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "
-        f"seed{'s' * (seeds > 1)}.",
+        f"seed{'s' * (seeds > 1)}. The rule may lose {budget:g} points of the baseline's accuracy on validation.",
         f"Critical errors are those on the costliest pairs: {critical}." if pairs else "All mistakes cost the same.",
         "p: paired t test on cost over the seeds, two-sided, not corrected for the number of methods; seeds share "
         "their data, so p is smaller than it should be."
         if seeds > 2
         else "No paired tests: they need at least 3 seeds.",
     )
-    cli.show_files([file])
+    cli.show_files([out / workflow.FILE])
 
 
 @cli.app.command()

@@ -46,20 +46,14 @@ def train(
     from csada.folders import CONFIG, reserved
     from csada.reading import plain
     from csada.tracking import tracked
-    from csada.workflow.project import choose, images
+    from csada.workflow.project import suited, suited_size
     from csada.workflow.train import train as workflow
 
     where = cli.chosen_device(device)
     gpu = where.type == "cuda"
-    found, resizable = images(data, data_dir)
-    if size is None and resizable:
-        size = choose(1, found, True, gpu=gpu).train.size  # the same for any number of samples
+    size = size or suited_size(data, data_dir, gpu=gpu)
     splits = cli.load_data(data, data_dir, scale, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore)
-    side = min(splits.shape[1:]) if len(splits.shape) == 3 else None
-    suited = choose(len(splits.train), side, False, gpu=gpu).train
-    model = model or suited.model
-    if recipe is None and model == suited.model:
-        recipe, epochs = suited.recipe, epochs or suited.epochs
+    model, epochs, recipe, _ = suited(splits, model, recipe, epochs, gpu=gpu)
     settings = {"data": data, "model": model, "recipe": recipe, "epochs": epochs, "seed": seed}
     with (
         reserved(out) as folder,

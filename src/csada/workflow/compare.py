@@ -1,15 +1,18 @@
 """Every method from the same start: one baseline per seed, fine-tuned by each, judged on the same test part.
 
-A method has two rivals: the baseline as it is, and the baseline under the calibrated minimum-expected-cost rule, which
-trains nothing. Settings are those of `settings.py`, which says how far each was searched for.
+A method has two rivals: the baseline as it is, and the baseline under the decision rule of `fit`, calibrated and within the
+accuracy budget, which trains nothing. Settings are those of `settings.py`, which says how far each was searched for.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,19 +24,25 @@ from csada.costs import CostMatrix, did_you_mean
 from csada.data import load
 from csada.data.fetch import Progress
 from csada.data.splits import Splits
-from csada.decisions import MinimumExpectedCost, Rule
+from csada.decisions import Decision, Rule
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Environment
+from csada.folders import OWN
 from csada.methods import METHODS
 from csada.metrics import Evaluation
-from csada.models import arguments_for, create
-from csada.models.modes import borrowed_threads
+from csada.models import Recipe, arguments_for, create
+from csada.models.modes import best_device, borrowed_threads
+from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
-from csada.workflow.runs import environment
-from csada.workflow.settings import DEFAULTS, Options, costs_for, default_model, kind_of, options_for, threads_for
+from csada.workflow.fit import rule_within
+from csada.workflow.project import suited, suited_size
+from csada.workflow.runs import environment, run_id
+from csada.workflow.settings import Options, costs_for, kind_of, options_for, threads_for
+from csada.workflow.train import stages_for, train_stages
 
-FORMAT = 2
+FORMAT = 3
+FILE = "compare.json"
 MeanSd = tuple[float, float | None]
 
 BASELINE = "baseline"
@@ -50,7 +59,8 @@ class SeedRun:
     confusion: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
     history: tuple[Epoch, ...] = ()
-    temperature: float | None = None
+    temperature: float | None = None  # of the rule, and its strength
+    strength: float | None = None
     diverged: int | None = None
 
 
@@ -72,15 +82,16 @@ class Plan:
     """What is the same for every seed."""
 
     model: str
-    arguments: Options  # with which the model is created
-    baseline: Options
+    shape: tuple[int, ...]  # of a sample
+    baseline: Recipe  # as `train` would use it
     methods: dict[str, Options]
     threads: int
 
     @property
     def epochs(self) -> int:
         """Of one seed, all trainings together."""
-        return sum(options["epochs"] for options in (self.baseline, *self.methods.values()))
+        own: list[int] = [options["epochs"] for options in self.methods.values()]
+        return sum(own) + sum(stage.epochs for stage in self.baseline)
 
 
 @dataclass(frozen=True)
@@ -88,11 +99,13 @@ class Comparison:
     """What was run, the confusion counts of every run, and their summary."""
 
     data: str
+    samples_hash: str  # of the first seed's parts
     scale: float
     samples: dict[str, int]
     classes: tuple[str, ...]
     costs: Any  # [K, K]
     plan: Plan
+    budget: float  # points of accuracy that the rule may lose on validation, against the baseline by argmax
     environment: Environment
     runs: tuple[SeedRun, ...] = ()
     summary: tuple[Summary, ...] = ()
@@ -108,36 +121,88 @@ def compare(
     model: str | None = None,
     epochs: int | None = None,
     lr: float | None = None,
+    recipe: str | None = None,
     baseline_epochs: int | None = None,
     scale: float = 1.0,
+    budget: float = 0.5,
     data_dir: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
-    on_seed: Callable[[Comparison], object] | None = None,
+    on_start: Callable[[Comparison], object] | None = None,
+    on_estimate: Callable[[float], object] | None = None,
     **own: Any,
 ) -> Comparison:
     """Every method on every seed.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
-    fine-tuning. on_progress(done, total) counts epochs; on_seed gets the comparison so far after every seed. Other
-    options belong to the data: size, pixels of an image's side; label and ignore, columns of a table.
+    fine-tuning; recipe and baseline_epochs those of the baseline. Model, size and recipe are those of `csada train` where
+    they are not given. budget: points of accuracy that the rule may lose. out: a folder for compare.json, from which the
+    same comparison resumes; more seeds are added to it. on_progress(done, total) counts epochs. on_start gets the plan
+    before training, on_estimate after the first epoch the seconds that all take at its pace. Other options belong to the
+    data: size, pixels of an image's side; label and ignore, columns of a table.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
     names = method_names(methods)
+    if own.get("size") is None:
+        size = suited_size(data, None if data_dir is None else Path(data_dir), gpu=torch.cuda.is_available())
+        own = {name: value for name, value in own.items() if name != "size"} | ({} if size is None else {"size": size})
     splits = load(data, data_dir, scale, 0, on_progress, **own)
     table = costs_for(costs, splits.classes)
-    plan = make_plan(splits, table, names, model, epochs, lr, baseline_epochs)
+    plan = make_plan(splits, table, names, model, recipe, baseline_epochs, epochs=epochs, lr=lr)
     samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
-    found = Comparison(splits.name, scale, samples, splits.classes, table.values, plan, environment())
+    found = Comparison(
+        splits.name, splits.fingerprint, scale, samples, splits.classes, table.values, plan, budget, environment()
+    )
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        found = resumed(folder / FILE, found, seeds) if (folder / FILE).exists() else found
+        write_json(folder / FILE, found)  # a folder that cannot be written is found before training
+    if on_start is not None:
+        on_start(found)
+    count = Count(0, seeds * plan.epochs, on_progress, on_estimate)
     for seed in range(seeds):
+        done = [run.row for run in found.runs if run.seed == seed]
+        if set(plan.methods) <= set(done):
+            continue
         splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
-        count = Count(seed * plan.epochs, seeds * plan.epochs, on_progress)
+        count.done = seed * plan.epochs
+        kept = (
+            None
+            if folder is None
+            else folder / OWN / run_id(splits, model=plan.model, baseline=plan.baseline, seed=seed)
+        )
         with borrowed_threads(plan.threads):
-            runs = (*found.runs, *one_seed(plan, table, splits, seed, count))
-        found = replace(found, runs=runs, summary=summarise(table, runs))
-        if on_seed is not None:
-            on_seed(found)
+            for runs in one_seed(plan, table, splits, seed, budget, count, done, kept):
+                found = replace(found, runs=(*found.runs, *runs))
+                if folder is not None:
+                    write_json(folder / FILE, found)
+        found = replace(found, summary=summarise(table, found.runs))
+        if folder is not None and kept is not None:
+            write_json(folder / FILE, found)
+            shutil.rmtree(kept)
+            with suppress(OSError):  # another run has its own there
+                kept.parent.rmdir()
     return found
+
+
+def resumed(file: Path, new: Comparison, seeds: int) -> Comparison:
+    """The new comparison with the runs of the file, which must be of the same settings."""
+    way_out = "give another --out, or delete the file"
+    try:
+        old = read_json(file, Comparison)
+    except InputError as error:
+        raise InputError(f"{error}; {way_out}") from None
+    was, now = ({**vars(each), **vars(each.plan)} for each in (old, new))
+    for name in now:
+        before, after = plain(was[name]), plain(now[name])
+        if name not in ("plan", "environment", "runs", "summary") and before != after:
+            short = isinstance(after, str | int | float)
+            what = f"{name} was {before} and is {after}" if short else f"the {name} differ"
+            raise InputError(f"{file} is of other settings: {what}; {way_out}")
+    if (there := 1 + max((run.seed for run in old.runs), default=0)) > seeds:
+        raise InputError(f"{file} holds {there} seeds, more than {seeds}; {way_out}")
+    return replace(new, runs=old.runs, summary=old.summary)
 
 
 @dataclass
@@ -147,8 +212,12 @@ class Count:
     done: int
     total: int
     tell: Progress | None
+    estimate: Callable[[float], object] | None  # told once
 
-    def epoch(self, line: Epoch, _: nn.Module) -> None:
+    def epoch(self, line: Epoch, _: nn.Module | None = None) -> None:
+        if self.estimate is not None:
+            self.estimate(line["seconds"] * (self.total - self.done))
+            self.estimate = None
         self._show(self.done + line["epoch"])
 
     def training(self, epochs: int) -> None:
@@ -160,32 +229,48 @@ class Count:
             self.tell(done, self.total)
 
 
-def one_seed(plan: Plan, costs: CostMatrix, splits: Splits, seed: int, count: Count) -> Iterator[SeedRun]:
-    """One run per row of the table. Every method starts from the same trained baseline, which `fit` leaves unchanged."""
-    start = create(plan.model, len(costs), seed=seed, **plan.arguments)
-    model = start.to("cuda" if torch.cuda.is_available() else "cpu")
-    for row, options in {BASELINE: plan.baseline, **plan.methods}.items():
-        method = "cross_entropy" if row == BASELINE else row
-        started = time.perf_counter()
-        try:
-            fitted = fit(model, splits, method, costs, seed=seed, on_epoch=count.epoch, **options)
-        except Diverged as error:
-            if row == BASELINE:
-                raise  # there is nothing to compare with
-            epoch = len(getattr(error.fitted, "history", ())) + 1
-            for name in filter(None, (row, RULED.get(row))):
-                yield SeedRun(seed, name, diverged=epoch)
-            continue
-        finally:
-            count.training(options["epochs"])
-        seconds = time.perf_counter() - started
-        model = fitted.model if row == BASELINE else model
-        scores = {part: predict_logits(fitted.model, splits, part=part) for part in ("validation", "test")}
-        counts = confusions(scores, costs)
-        yield SeedRun(seed, row, counts, seconds, tuple(fitted.history))
+def one_seed(
+    plan: Plan,
+    costs: CostMatrix,
+    splits: Splits,
+    seed: int,
+    budget: float,
+    count: Count,
+    done: Sequence[str],
+    checkpoints: Path | None,
+) -> Iterator[list[SeedRun]]:
+    """The rows of the table that are not done: a model's by argmax and, for some, with the rule.
+
+    Every method starts from the same trained baseline, which `fit` leaves unchanged.
+    """
+
+    def rows(row: str, model: nn.Module, history: Sequence[Epoch], seconds: float) -> list[SeedRun]:
+        scores = {part: predict_logits(model, splits, part=part) for part in ("validation", "test")}
+        runs = [SeedRun(seed, row, confusions(scores, costs), seconds, tuple(history))]
         if row in RULED:
-            rule = MinimumExpectedCost.calibrated(*scores["validation"], costs)
-            yield SeedRun(seed, RULED[row], confusions(scores, costs, rule), temperature=rule.temperature)
+            rule = rule_within(scores["validation"], costs, before - budget / 100, refer=0)
+            own, counts = Decision.of(rule), confusions(scores, costs, rule)
+            runs.append(SeedRun(seed, RULED[row], counts, temperature=own.temperature, strength=own.strength))
+        return runs
+
+    start = create(plan.model, len(costs), seed=seed, **arguments_for(plan.model, splits.shape)).to(best_device())
+    started = time.perf_counter()
+    baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch, checkpoints)
+    seconds = time.perf_counter() - started
+    before = evaluate_scores(predict_logits(baseline, splits, part="validation"), costs).accuracy
+    count.training(len(history))
+    if BASELINE not in done:
+        yield rows(BASELINE, baseline, history, seconds)
+    for row, options in plan.methods.items():
+        if row not in done:
+            started = time.perf_counter()
+            try:
+                fitted = fit(baseline, splits, row, costs, seed=seed, on_epoch=count.epoch, **options)
+                yield rows(row, fitted.model, fitted.history, time.perf_counter() - started)
+            except Diverged as error:
+                epoch = len(getattr(error.fitted, "history", ())) + 1
+                yield [SeedRun(seed, name, diverged=epoch) for name in (row, RULED.get(row)) if name]
+        count.training(options["epochs"])
 
 
 def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> dict[str, Any]:
@@ -247,18 +332,18 @@ def make_plan(
     splits: Splits,
     costs: CostMatrix,
     methods: Sequence[str],
-    model: str | None,
-    epochs: int | None,
-    lr: float | None,
-    baseline_epochs: int | None,
+    model: str | None = None,
+    recipe: str | None = None,
+    baseline_epochs: int | None = None,
+    **given: float | None,
 ) -> Plan:
-    """Every setting resolved, and refused here if it is bad, before any training."""
-    model = model or default_model(splits.shape)
-    kind = kind_of(model, splits.shape)
-    baseline = DEFAULTS[kind]["baseline"] | ({} if baseline_epochs is None else {"epochs": baseline_epochs})
-    options = {name: options_for(name, kind, epochs=epochs, lr=lr) for name in methods}
-    for name, own in (("cross_entropy", baseline), *options.items()):
+    """Every setting resolved, and refused here if it is bad, before any training. given: those of fine-tuning."""
+    model, length, recipe, _ = suited(splits, model, recipe, baseline_epochs, gpu=torch.cuda.is_available())
+    arguments_for(model, splits.shape)
+    _, stages = stages_for(model, recipe, length, len(splits.train))
+    options = {name: options_for(name, kind_of(model, splits.shape), **given) for name in methods}
+    for name, own in options.items():
         settings, rest = split_options(own)
         Settings(**settings)
         make_method(name, costs, rest, costs_given=True)
-    return Plan(model, arguments_for(model, splits.shape), baseline, options, threads_for(splits.shape))
+    return Plan(model, splits.shape, stages, options, threads_for(splits.shape))

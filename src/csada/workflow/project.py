@@ -1,7 +1,8 @@
 """A project file: what the commands are to do when they are not told otherwise.
 
 Keys at its top (data, costs, ...) hold for every command that has such a setting; a table holds for the command of its
-name, and its keys are that command's arguments and flags. Paths are relative to the file.
+name, and its keys are that command's arguments and flags; compare trains its baselines as [train] says. Paths are relative
+to the file.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from csada.costs import did_you_mean
-from csada.data import BUILTIN, find, folder
+from csada.data import BUILTIN, Splits, find, folder
 from csada.errors import InputError
 from csada.reading import build, parse_json, plain, read_toml
 
 # These may stand at the top.
 SHARED = ("data", "data_dir", "costs", "scale", "seed", "size", "flip", "skip_bad", "label", "ignore", "device")
+
+BORROWED = {
+    "compare": {"model": "model", "size": "size", "recipe": "recipe", "epochs": "baseline_epochs"}
+}  # of [train]
 
 
 class Setting(NamedTuple):
@@ -52,6 +57,10 @@ def read(path: Path, commands: Commands) -> dict[str, Values]:
     settings = {}
     for name, known in commands.items():
         given = {key: (value, f"{path}: {key}") for key, value in shared.items() if key in known}
+        borrowed = {_name(key): value for key, value in own.get("train", {}).items()}
+        for key, mine in BORROWED.get(name, {}).items():
+            if key in borrowed:
+                given[mine] = (borrowed[key], f"{path}: [train] {key}")
         given |= {_name(key): (value, f"{path}: [{name}] {key}") for key, value in own.get(name, {}).items()}
         for key in given:
             if key not in known:
@@ -107,7 +116,7 @@ class Start(NamedTuple):
     """Settings of [train] to start with; None: not needed."""
 
     model: str
-    epochs: int
+    epochs: int | None
     recipe: str | None = None
     size: int | None = None
 
@@ -147,6 +156,20 @@ def images(data: str, data_dir: Path | None = None) -> tuple[int | None, bool]:
     if module == folder.__name__ and where is not None:
         return folder.shorter_side(where), True
     return {"digits": 8, "mnist": 28, "cifar10": 32, "pills": 224, "pmi": 224}.get(name), name in ("pills", "pmi")
+
+
+def suited_size(data: str, data_dir: Path | None = None, *, gpu: bool) -> int | None:
+    """To which the sides of images are resized; None where they stay as they are."""
+    return choose(1, *images(data, data_dir), gpu=gpu).train.size  # the same for any number of samples
+
+
+def suited(splits: Splits, model: str | None, recipe: str | None, epochs: int | None, *, gpu: bool) -> Start:
+    """What is given, and what suits the data where nothing is."""
+    side = min(splits.shape[1:]) if len(splits.shape) == 3 else None
+    own = choose(len(splits.train), side, False, gpu=gpu).train
+    if recipe is None and model in (None, own.model):
+        return own._replace(epochs=epochs or own.epochs)
+    return Start(model or own.model, epochs, recipe)
 
 
 def template(data: str, costs: str, counts: Mapping[str, Mapping[str, int]], choice: Choice, **shared: Any) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,14 +17,8 @@ import torch
 from csada.costs import CostMatrix
 from csada.data.pmi import pmi_costs
 from csada.errors import InputError
-from csada.models import RECIPES
 
 Options = dict[str, Any]
-
-
-def _recipe(name: str) -> Options:
-    (stage,) = RECIPES[name]
-    return {key: value for key, value in asdict(stage).items() if key != "train_only"}
 
 
 # What a training is run with, by kind of model; a method's own entry says where it differs from fine_tuning. "longer"
@@ -39,7 +32,6 @@ DEFAULTS: dict[str, dict[str, Options]] = {
         "metacost": {"bags": 5},
     },
     "plain": {  # cnn, mlp
-        "baseline": {"epochs": 60, "lr": 0.05, "batch_size": 64},
         "fine_tuning": {"lr": 1e-3, "batch_size": 64},
         "csada": {"tasks": 16, "step_size": 0.02, "steps": 5},  # the demo's
         "csdnn": {
@@ -47,11 +39,9 @@ DEFAULTS: dict[str, dict[str, Options]] = {
         },  # of 1e-3, 1e-2 and 3e-2 the cheapest on validation: one split of digits, two cost matrices
     },
     "residual": {  # on images up to 64 pixels
-        "baseline": _recipe("fast"),
         "fine_tuning": {"lr": 1e-4, "batch_size": 512},
     },
     "photographs": {  # residual networks on larger images
-        "baseline": _recipe("pmi-fast"),
         "fine_tuning": {"lr": 1e-4, "batch_size": 128},
         # Raw gradients reach no target here, whatever the step size up to 0.1. Sign steps were a little cheaper than raw ones
         # on the validation part of 2,000 drawn pills; at 2e-5 accuracy held on two such sets, at 1e-4 on one of them. That

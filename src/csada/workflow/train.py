@@ -50,21 +50,7 @@ def train(
     checkpoints: a folder from which the same training resumes. known: returned as it is, if this very training made it.
     on_epoch(line, total) is called after every epoch, `total` counting those of all stages.
     """
-    recipe = recipe or ("fast" if model.startswith("resnet") else "small")
-    if recipe not in RECIPES:
-        raise InputError(f"unknown recipe {recipe!r}; known: {', '.join(RECIPES)}")
-    stages = RECIPES[recipe]
-    if epochs is not None:
-        if len(stages) > 1:
-            raise InputError(f"recipe {recipe!r} has {len(stages)} stages; its epochs cannot be replaced by one number")
-        stages = (dataclasses.replace(stages[0], epochs=epochs),)
-    few = max(len(splits.train) // 32, 16)
-    stages = tuple(
-        stage
-        if stage.batch_size <= few
-        else dataclasses.replace(stage, batch_size=few, lr=stage.lr * few / stage.batch_size)
-        for stage in stages
-    )
+    recipe, stages = stages_for(model, recipe, epochs, len(splits.train))
     arguments = arguments_for(model, splits.shape)
     net = create(model, len(splits.classes), seed=seed, **arguments)
     if pretrained is not None:
@@ -102,6 +88,25 @@ def train(
             environment(),
             run,
         ),
+    )
+
+
+def stages_for(model: str, recipe: str | None, epochs: int | None, samples: int) -> tuple[str, Recipe]:
+    """The recipe's name, and its stages as `train` runs them for that number of training samples."""
+    recipe = recipe or ("fast" if model.startswith("resnet") else "small")
+    if recipe not in RECIPES:
+        raise InputError(f"unknown recipe {recipe!r}; known: {', '.join(RECIPES)}")
+    stages = RECIPES[recipe]
+    if epochs is not None:
+        if len(stages) > 1:
+            raise InputError(f"recipe {recipe!r} has {len(stages)} stages; its epochs cannot be replaced by one number")
+        stages = (dataclasses.replace(stages[0], epochs=epochs),)
+    few = max(samples // 32, 16)
+    return recipe, tuple(
+        stage
+        if stage.batch_size <= few
+        else dataclasses.replace(stage, batch_size=few, lr=stage.lr * few / stage.batch_size)
+        for stage in stages
     )
 
 

@@ -29,7 +29,7 @@ KEPT = {  # by a command that was interrupted
     "fit": f"; the epochs up to the last checkpoint are kept: {RESUMES}",
     "tune": f"; the trials so far are kept: {RESUMES}",
     "reproduce": f"; the runs so far are kept: {RESUMES}",
-    "compare": "; compare.json keeps the seeds so far: the same command starts again with the first",
+    "compare": f"; the rows so far are kept: {RESUMES}",
 }
 
 

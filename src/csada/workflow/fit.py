@@ -31,6 +31,7 @@ from csada.models import MODELS, head
 from csada.models.modes import borrowed_threads
 from csada.reading import plain as as_json
 from csada.training import Epoch, fit, make_method, split_options
+from csada.training.checkpoints import digest
 from csada.workflow.probe import Arrays, Probe, is_pictures, mistakes
 from csada.workflow.runs import environment, lines, run_id
 from csada.workflow.settings import Options, default_model, kind_of, options_for, threads_for
@@ -144,7 +145,7 @@ def resolve(classifier: Classifier, splits: Splits, method: str, given: Mapping[
 
 def checkpoint(classifier: Classifier, splits: Splits, costs: CostMatrix, method: str, options: Options) -> str:
     """The name of the run's checkpoint: the same settings resume it, others start anew."""
-    start = {name: float(tensor.double().sum()) for name, tensor in classifier.network.state_dict().items()}
+    start = digest(*classifier.network.state_dict().values())
     return f"{OWN}/{run_id(splits, start=start, costs=costs.values, method=method, options=options)}"
 
 

@@ -12,10 +12,14 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from csada.costs import CostMatrix
 from csada.data.batches import Data, as_part, batches
+from csada.data.splits import Part
 from csada.decisions import RULES, CostsByTruth, Rule, as_array
 from csada.errors import InputError
 from csada.metrics import Evaluation, check_table
+from csada.models.members import averaged as averaged
 from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, dtype_of, logits_of
+
+VALUES = 2**24  # of the samples of a batch, at most: 64 MB, of which the first layers of a ResNet make a few GB
 
 
 class Scores(NamedTuple):
@@ -26,14 +30,24 @@ class Scores(NamedTuple):
 
 
 def predict_logits(model: nn.Module, data: Data, *, batch_size: int = 1024, part: str = "test") -> Scores:
-    """Scores of every sample, in order, without augmentation; `part` is used when data is a Splits."""
-    device = device_of(model)
+    """Scores of every sample, in order, without augmentation; `part` is used when data is a Splits.
+
+    batch_size: at most. A batch of large images has fewer, so that all its values are no more than VALUES.
+    """
+    device, data = device_of(model), as_part(data, part)
+    if isinstance(data, Part):
+        batch_size = min(batch_size, _fitting(data.x))
     logits, labels = [], []
     with borrowed_eval(model), torch.inference_mode():
-        for x, y, _ in batches(data, batch_size, device, part=part, dtype=dtype_of(model)).epoch():
-            logits.append(logits_of(model(x)).float())
+        for x, y, _ in batches(data, batch_size, device, dtype=dtype_of(model)).epoch():
+            logits += [logits_of(model(some)).float() for some in torch.split(x, _fitting(x))]
             labels.append(y)
         return Scores(torch.cat(logits).cpu(), torch.cat(labels).cpu())
+
+
+def _fitting(x: Tensor) -> int:
+    """How many samples like those of x [N, ...] make a batch."""
+    return max(VALUES // max(x.shape[1:].numel(), 1), 1)
 
 
 def evaluate(

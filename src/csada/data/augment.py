@@ -5,8 +5,10 @@ Randomness comes from the generator that is handed in, so an epoch is the same w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -71,6 +73,23 @@ class Augmentation:
         if self.right_angles:
             x = random_right_angle(x, generator)
         return x
+
+
+View = Literal["identity", "mirror", "turn90", "turn180", "turn270"]
+VIEWS: dict[View, Callable[[Tensor], Tensor]] = {  # of a batch of images [N, C, H, W]
+    "identity": lambda x: x,
+    "mirror": lambda x: x.flip(3),
+    "turn90": lambda x: x.transpose(2, 3).flip(2),
+    "turn180": lambda x: x.flip((2, 3)),
+    "turn270": lambda x: x.transpose(2, 3).flip(3),
+}
+
+
+def allowed_views(augmentation: Augmentation, shape: Sequence[int]) -> tuple[View, ...]:
+    """The views of a sample of that shape that keep its label: those that training showed."""
+    image, square = len(shape) == 3, len(shape) == 3 and shape[1] == shape[2]
+    shown = {"identity": True, "mirror": image and augmentation.flip}
+    return tuple(view for view in VIEWS if shown.get(view, square and augmentation.right_angles))
 
 
 def shift_and_flip(x: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:

@@ -23,6 +23,7 @@ from csada.classifier import Classifier
 from csada.costs import CostMatrix
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, VectorScaling
 from csada.errors import InputError
+from csada.models import weights
 from csada.reading import sha256
 from csada.report.card import card, verdict
 from csada.workflow.evaluate import judge
@@ -261,6 +262,30 @@ def arranged(**arrays):
     return lambda folder: rearrange(folder, **arrays)
 
 
+def twice(*then):
+    """A second member like the first, whose file is missing unless something is done about it."""
+
+    def change(folder):
+        first = json.loads((folder / "model.json").read_text())["members"][0]
+        edit(folder, "members", value=[first, first | {"file": "model-2.safetensors"}])
+        for each in then:
+            each(folder)
+
+    return change
+
+
+def member(classes, **arguments):
+    """The file of the second member: its right hash, and a network that does not fit."""
+
+    def change(folder):
+        network = models.create("mlp", classes, **({"features": 64} | arguments))
+        weights.save(network, file := folder / "model-2.safetensors")
+        edit(folder, "members", 1, "sha256", value=sha256(file))
+        edit(folder, "members", 1, "arguments", value={"features": 64} | arguments)
+
+    return change
+
+
 K = len(COSTS)
 HOSTILE = {
     "no folder": (shutil.rmtree, "is no saved model: it has no model.json; csada train"),
@@ -303,10 +328,20 @@ HOSTILE = {
     ),
     "memory": (changed("members", 0, "arguments", "hidden", value=[10**7] * 2), "does not fit"),
     "arguments": (changed("members", 0, "arguments", "hidden", value="50"), "make no mlp"),
+    "no members": (changed("members", value=[]), "no members; one network or more are needed"),
     "two members": (
         lambda d: edit(d, "members", value=2 * json.loads((d / "model.json").read_text())["members"]),
-        "one",
+        "member 2 has its weights in 'model.safetensors'; weights in model-2.safetensors are needed",
     ),
+    "a member too many": (twice(), "model-2.safetensors cannot be read: No such file"),
+    "a member of other weights": (twice(write("model-2.safetensors", b"")), "model-2.safetensors is damaged"),
+    "a member of other classes": (twice(member(7)), r"is \(7, 50\) and should be \(10, 50\)"),
+    "a member of other inputs": (twice(member(10, features=63)), "member 2 does not take samples of 1 x 8 x 8 uint8"),
+    "a negative weight": (changed("members", 0, "weight", value=-1), r"members\[0\]: a member's weight is -1.0"),
+    "a temperature of zero": (changed("members", 0, "temperature", value=0), "a member's temperature is 0.0"),
+    "an unknown view": (changed("views", value=["upside down"]), r"views\[0\] is 'upside down'; 'identity' or"),
+    "a view twice": (changed("views", value=["identity"] * 2), "views are identity, identity; .* all different"),
+    "a view that is not allowed": (changed("views", value=["mirror"]), "digits were not mirrored in training"),
     "a file elsewhere": (changed("members", 0, "file", value="../model/model.safetensors"), "weights in model.safeten"),
     "a rule": (changed("decision", "priors", value=[1.0]), "each of the 10 classes"),
     "a referral": (changed("decision", "referral_cost", value=-1), "referral_cost is -1"),

@@ -2,32 +2,34 @@
 
     stored sample --(input)--> network --> logits --(decision, costs)--> class, or REFER: a person decides
 
-A folder holds it: model.json (what it is, how it came about), model.safetensors (weights), arrays.safetensors (costs, which
-samples it was trained on, the evidence), and for people costs.csv and README.md. The hashes in model.json tell a damaged or
-half-copied folder. Nothing in it is ever executed, unless it names a factory and the caller trusts it.
+The network is one, or several members and views of the sample whose probabilities are averaged (csada.models.members).
+
+A folder holds it: model.json (what it is, how it came about), model.safetensors (weights; those of the second member are in
+model-2.safetensors, and so on), arrays.safetensors (costs, which samples it was trained on, the evidence), and for people
+costs.csv and README.md. The hashes in model.json tell a damaged or half-copied folder. Nothing in it is ever executed, unless
+it names a factory and the caller trusts it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as arrays_as_bytes
-from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
 from csada import data as datasets
 from csada.costs import CostMatrix, name_changes
-from csada.data.augment import Normalization
+from csada.data.augment import VIEWS, Normalization, View, allowed_views
 from csada.data.splits import PARTS, Part, Splits, seen
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, Rule, argmax
 from csada.errors import InputError
@@ -35,19 +37,29 @@ from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Evidence, Training
 from csada.folders import CONFIG, replaced
 from csada.metrics import REFER, Evaluation
-from csada.models import weights
-from csada.models.factories import rebuild, sketch
-from csada.models.weights import WEIGHTS, misfits
-from csada.reading import build, parse_json, plain, read_bytes, read_text, sha256, write_json
+from csada.models.members import Member, as_network, check_members, check_views
+from csada.models.saved import (
+    SavedMember,
+    check_architectures,
+    check_files,
+    load_members,
+    read_signed,
+    read_tensors,
+    save_members,
+    signature,
+)
+from csada.reading import plain, sha256, write_json
 from csada.report.card import card
 from csada.sample import Dtype, Sample
 
 if TYPE_CHECKING:
     from csada.shipping.export import Exported
 
+__all__ = ["Classifier", "Input", "Member"]
+
 FORMAT = 2
 ARRAYS = "arrays.safetensors"
-MOST = 2**36  # bytes of weights or arrays
+SHARED = ("input", "classes", "decision", "views", "training", "allowed_views")  # as they are in model.json
 
 Ids = NDArray[np.uint64]
 
@@ -69,32 +81,29 @@ class Input(Sample):
         return cls(splits.shape, dtype, splits.columns or None, splits.train.normalization)
 
 
-@dataclass(frozen=True)
-class Member:
-    """A network and how it is built again: a name of csada.models.MODELS or `package.module:factory`, and its arguments."""
-
-    model: nn.Module
-    architecture: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """members: one network for now. costs: None where it was trained without. trained_on: ids of samples, sorted."""
+    """Members that take the same samples, and views of each sample: their probabilities are averaged.
+
+    costs: None where it was trained without. trained_on: ids of samples, sorted. allowed_views: those that keep a sample's
+    label, since training showed them.
+    """
 
     members: tuple[Member, ...]
     input: Input
     classes: tuple[str, ...]
     costs: CostMatrix | None = None
     decision: Decision = Decision()  # noqa: RUF009 - frozen
-    views: tuple[Literal["identity"], ...] = ("identity",)
+    views: tuple[View, ...] = ("identity",)
     trained_on: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
     training: Training | None = None
     evidence: Evidence | None = None
+    allowed_views: tuple[View, ...] = ("identity",)
 
     def __post_init__(self) -> None:
-        if len(self.members) != 1 or self.views != ("identity",):
-            raise InputError(f"{len(self.members)} members and views {', '.join(self.views)}; one network is needed")
+        if not self.members:
+            raise InputError("no members; one network or more are needed")
+        check_views(self.views, self.allowed_views, self.training.data if self.training else "samples")
         if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
             raise InputError(f"classes are {', '.join(self.classes)}; two or more are needed, all different")
         if self.costs is not None and self.costs.classes != self.classes:
@@ -108,6 +117,8 @@ class Classifier:
                 raise InputError("the evidence is about other classes")
             if self.costs is None or not np.array_equal(self.costs.values, self.evidence.arrays.get("costs", ())):
                 raise InputError("the evidence is about other costs; evidence=None leaves it out")
+        if len(self.members) > 1:
+            check_members(self.members, self.input, len(self.classes))
 
     @classmethod
     def of(
@@ -133,14 +144,60 @@ class Classifier:
             if own is not None and not np.array_equal(own.values, costs.values):
                 raise InputError("the rule decides by other costs, or has the classes in another order than the data")
         member = Member(model, architecture, arguments or {})
-        return cls((member,), Input.of(data), data.classes, costs, given, trained_on=np.unique(data.train.ids))
+        ids, allowed = np.unique(data.train.ids), allowed_views(data.train.augmentation, data.shape)
+        return cls((member,), Input.of(data), data.classes, costs, given, trained_on=ids, allowed_views=allowed)
+
+    @classmethod
+    def together(cls, classifiers: Sequence[Classifier], views: tuple[View, ...] = ("identity",)) -> Classifier:
+        """The members of all as one classifier, each with its temperature and weight, under these views of a sample.
+
+        It takes the most probable class: the decisions of its parts were chosen for other scores. `improve` with epochs=0
+        (csada fit --epochs 0) chooses one.
+        """
+        if not classifiers:
+            raise InputError("no classifiers to put together; give one or more")
+        first, costs = classifiers[0], next((each.costs for each in classifiers if each.costs), None)
+        for number, each in enumerate(classifiers, 1):
+            if each.classes != first.classes:
+                changes = name_changes(each.classes, first.classes) or "their order"
+                raise InputError(f"classifier {number} has other classes: {changes}")
+            if each.input != first.input:
+                same = " normalised otherwise" if str(each.input) == str(first.input) else ""
+                raise InputError(f"classifier {number} takes {each.input}{same}; the first takes {first.input}")
+            if each.costs and costs and not np.array_equal(each.costs.values, costs.values):
+                raise InputError(
+                    f"classifier {number} has other costs; replace(classifier, costs=None) leaves them out"
+                )
+        members = tuple(member for each in classifiers for member in each.members)
+        allowed = tuple(view for view in VIEWS if all(view in each.allowed_views for each in classifiers))
+        ids = np.unique(np.concatenate([each.trained_on for each in classifiers]))
+        return cls(members, first.input, first.classes, costs, Decision(), views, ids, first.training, None, allowed)
 
     # -- in use ------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def network(self) -> nn.Module:
-        """Normalised samples in, logits out."""
-        return self.members[0].model
+        """Normalised samples in, logits out: the only member's own network, or all members and views as one."""
+        return as_network(self.members, self.views)
+
+    @property
+    def architecture(self) -> str:
+        """Its members and views in words."""
+        views = "" if self.views == ("identity",) else f", views {', '.join(self.views)}"
+        return " + ".join(member.name for member in self.members) + views
+
+    def _facts(self) -> list[tuple[str, float, float]]:
+        return [(member.name, member.temperature, member.weight) for member in self.members]
+
+    @property
+    def start(self) -> Member:
+        """The member from which training goes on: the only one."""
+        if len(self.members) > 1:
+            raise InputError(
+                f"the classifier has {len(self.members)} members, which cannot be trained further as one; train them "
+                "one by one, or only choose the decision rule (--epochs 0)"
+            )
+        return self.members[0]
 
     @property
     def rule(self) -> MinimumExpectedCost | Abstention:
@@ -294,44 +351,28 @@ class Classifier:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """All of it or nothing; what `folder` had before is replaced, files of others stay."""
-        member = self.members[0]
-        if member.architecture is None:
-            raise InputError(
-                "the network cannot be built again from a file: give architecture='package.module:factory' (and arguments) "
-                "to Classifier.of, or export it as ONNX, which needs neither"
-            )
-        built = sketch(member.architecture, len(self.classes), member.arguments, "the classifier", trust=True)
-        if differences := misfits(built, member.model.state_dict()):
-            raise InputError(
-                f"{member.architecture} with {dict(member.arguments)} builds another network: {differences}"
-            )
+        check_architectures(self.members, len(self.classes))
+        outdated: list[str] = []
+        with suppress(InputError):  # no model there yet, or none that can be read
+            outdated = [member.file for member in read_signed(Path(folder), _Manifest, FORMAT).members]
         arrays: dict[str, Any] = {"trained_on": self.trained_on}
         if self.costs is not None:
             arrays["costs"] = self.costs.values
         if self.evidence is not None:
             arrays |= self.evidence.arrays
-        with replaced(Path(folder)) as new:
-            weights.save(member.model, new / WEIGHTS)
+        with replaced(Path(folder), outdated) as new:
             content = arrays_as_bytes({name: np.ascontiguousarray(values) for name, values in arrays.items()})
             (new / ARRAYS).write_bytes(content)
-            manifest: dict[str, Any] = plain(
-                _Manifest(
-                    FORMAT,
-                    (_Member(member.architecture, dict(member.arguments), WEIGHTS, sha256(new / WEIGHTS)),),
-                    self.views,
-                    self.input,
-                    self.classes,
-                    self.decision,
-                    self.training,
-                    None if self.evidence is None else replace(self.evidence, arrays={}),
-                    sha256(content),
-                )
-            )
-            write_json(new / CONFIG, manifest | {"sha256": _digest(manifest)})
+            members, facts = save_members(self.members, new), {name: getattr(self, name) for name in SHARED}
+            evidence = None if self.evidence is None else replace(self.evidence, arrays={})
+            made = _Manifest(FORMAT, members, evidence=evidence, arrays=sha256(content), **facts)
+            manifest: dict[str, Any] = plain(made)
+            write_json(new / CONFIG, manifest | {"sha256": signature(manifest)})
             if self.costs is not None:
                 self.costs.to_csv(new / "costs.csv")
             if self.evidence is not None:
-                (new / "README.md").write_text(card(self.evidence, str(self.input)), encoding="utf-8")
+                about = card(self.evidence, str(self.input), self._facts(), self.views)
+                (new / "README.md").write_text(about, encoding="utf-8")
         return Path(folder)
 
     @classmethod
@@ -340,26 +381,19 @@ class Classifier:
     ) -> Classifier:
         """trust=True lets the folder name a factory of its own, which is code that runs."""
         folder = Path(folder)
-        manifest = _read_manifest(folder)
-        arrays = _tensors(folder / ARRAYS, manifest.arrays, load_arrays)
-        (member,) = manifest.members
-        state = _tensors(folder / WEIGHTS, member.sha256, load_tensors)
+        manifest = read_signed(folder, _Manifest, FORMAT)
+        arrays = read_tensors(folder / ARRAYS, manifest.arrays, load_arrays)
+        members = load_members(manifest.members, folder, len(manifest.classes), device, trust)
         where, evidence = str(folder / CONFIG), manifest.evidence
         try:
             if evidence is not None:
                 evidence = replace(evidence, arrays={k: v for k, v in arrays.items() if k != "trained_on"})
-            model = rebuild(member.architecture, len(manifest.classes), member.arguments, state, where, trust)
-            return cls(
-                (Member(model.to(device), member.architecture, member.arguments),),
-                manifest.input,
-                manifest.classes,
-                CostMatrix(arrays["costs"], manifest.classes) if "costs" in arrays else None,
-                manifest.decision,
-                manifest.views,
+            costs = CostMatrix(arrays["costs"], manifest.classes) if "costs" in arrays else None
+            trained_on, facts = (
                 arrays.get("trained_on", np.empty(0, np.uint64)),
-                manifest.training,
-                evidence,
+                {n: getattr(manifest, n) for n in SHARED},
             )
+            return cls(members, costs=costs, trained_on=trained_on, evidence=evidence, **facts)
         except InputError as error:
             raise InputError(str(error) if where in str(error) else f"{folder}: {error}; fit the model again") from None
 
@@ -367,16 +401,9 @@ class Classifier:
         """One ONNX file: stored samples in, decisions out, on any machine with onnxruntime."""
         from csada.shipping.export import export
 
-        card = {"data": self.training.data, "model": self.training.model} if self.training else {}
+        card: dict[str, Any] = {"data": self.training.data, "model": self.training.model} if self.training else {}
+        card |= {"members": self._facts(), "views": list(self.views)}
         return export(self.network, self.input, self.input.normalization, self.rule, path, dtype, card)
-
-
-@dataclass(frozen=True)
-class _Member:
-    architecture: str
-    arguments: dict[str, Any]
-    file: str
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -384,47 +411,15 @@ class _Manifest:
     """model.json"""
 
     format: int
-    members: tuple[_Member, ...]
-    views: tuple[Literal["identity"], ...]
+    members: tuple[SavedMember, ...]
+    views: tuple[View, ...]
     input: Input
     classes: tuple[str, ...]
     decision: Decision
     training: Training | None
     evidence: Evidence | None
     arrays: str  # the hash of that file
+    allowed_views: tuple[View, ...] = ("identity",)
 
     def __post_init__(self) -> None:
-        if len(self.members) != 1 or self.members[0].file != WEIGHTS:
-            raise InputError(f"members are {len(self.members)}; one, with its weights in {WEIGHTS}, is needed")
-
-
-def _read_manifest(folder: Path) -> _Manifest:
-    file = folder / CONFIG
-    if not file.exists():
-        raise InputError(f"{folder} is no saved model: it has no {CONFIG}; csada train and csada fit write one")
-    values = parse_json(read_text(file), str(file))
-    found = values.get("format") if isinstance(values, dict) else None
-    if found != FORMAT:
-        raise InputError(
-            f"{file} is of format {found!r}, this version of csada reads {FORMAT}; train the model again with csada train"
-        )
-    if values.pop("sha256", None) != _digest(values):
-        raise InputError(
-            f"{file} was changed after it was written; copy the whole folder again, or fit the model again"
-        )
-    manifest: _Manifest = build(_Manifest, values, str(file))
-    return manifest
-
-
-def _digest(values: dict[str, Any]) -> str:
-    return sha256(json.dumps(values, sort_keys=True).encode())
-
-
-def _tensors(path: Path, digest: str, load: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
-    content = read_bytes(path, MOST)
-    if sha256(content) != digest:
-        raise InputError(f"{path} is damaged: it is not the file that {CONFIG} describes; copy the whole folder again")
-    try:
-        return load(content)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"{path} is damaged: {error}") from None
+        check_files(self.members)

@@ -3,7 +3,8 @@
 While a run is under way the folder keeps what it had; the run's lock and its checkpoints are in its subfolder `.csada`. What
 is new is written to `.NAME.csada` next to the folder NAME, and the two change places in one step. So whoever reads the folder,
 or kills the run, finds the old files or the new ones, never some of each. Only these two are ever deleted, by their exact
-names, and the files of OUTDATED, which describe the model that is replaced: all other files stay.
+names, and the files of OUTDATED and the weights that its model.json lists, which belong to the model that is replaced: all
+other files stay.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ctypes
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -79,8 +80,8 @@ def _is_in(out: Path, lock: IO[str]) -> bool:
 
 
 @contextmanager
-def replaced(out: Path) -> Iterator[Path]:
-    """An empty folder to write to, which is `out` in the end; other files that lie there stay."""
+def replaced(out: Path, outdated: Sequence[str] = ()) -> Iterator[Path]:
+    """An empty folder to write to, which is `out` in the end; other files that lie there stay, except those `outdated`."""
     out = usable(out)
     new = beside(out) / uuid4().hex
     try:
@@ -90,7 +91,7 @@ def replaced(out: Path) -> Iterator[Path]:
             new.rename(out)
             return
         for entry in out.iterdir():
-            if entry.name in (OWN, *OUTDATED) or (new / entry.name).exists():
+            if entry.name in (OWN, *OUTDATED, *outdated) or (new / entry.name).exists():
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.copytree(entry, new / entry.name, symlinks=True)

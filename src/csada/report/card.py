@@ -6,6 +6,7 @@ Which row to use was decided on validation; the test part only says what came of
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from csada.decisions import Decision
 from csada.evidence import ROWS, Evidence
@@ -37,8 +38,10 @@ def verdict(evidence: Evidence) -> str:
     )
 
 
-def card(evidence: Evidence, takes: str) -> str:
-    """The whole card; `takes` says what a sample looks like."""
+def card(
+    evidence: Evidence, takes: str, members: Sequence[tuple[str, float, float]] = (), views: Sequence[str] = ()
+) -> str:
+    """The whole card; `takes` says what a sample looks like, `members` each one's architecture, temperature and weight."""
     costs, about = evidence.costs, evidence.environment
     names = [escaped(name) for name in costs.classes]
     samples = {part: f"{count:,}" for part, count in evidence.samples.items()}
@@ -52,6 +55,7 @@ def card(evidence: Evidence, takes: str) -> str:
         "",
         verdict(evidence),
         "",
+        *(networks(members, views) if len(members) > 1 or len(views) > 1 else ()),
         f"Classes: {', '.join(names)}.",
         "",
         f"Data: {escaped(evidence.data)}; {samples['train']} training, {samples['validation']} validation and "
@@ -89,6 +93,12 @@ def card(evidence: Evidence, takes: str) -> str:
         f"{about.packages.get('torch', 'unknown')}, on {escaped(about.device)}, in {evidence.seconds:,.0f} s of training.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def networks(members: Sequence[tuple[str, float, float]], views: Sequence[str]) -> list[str]:
+    rows = [f"| {i} | {escaped(name)} | {t:.4g} | {weight:.4g} |" for i, (name, t, weight) in enumerate(members, 1)]
+    averaged = f"Their probabilities are averaged, over these views of a sample: {', '.join(views)}."
+    return ["| member | network | temperature | weight |", "| ---: | --- | ---: | ---: |", *rows, "", averaged, ""]
 
 
 def results(evidence: Evidence) -> list[str]:

@@ -19,10 +19,11 @@ from torch import nn
 
 from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
+from csada.data.augment import VIEWS, allowed_views
 from csada.data.splits import PARTS, Splits
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, threshold_for_budget
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.evidence import HELD_OUT, Evidence, cheapest_within
+from csada.evidence import HELD_OUT, Evidence, cheapest_within, side_of
 from csada.folders import OWN
 from csada.methods.auxcst import AuxiliaryCosts
 from csada.methods.csdnn import SigmoidNet
@@ -67,7 +68,7 @@ def improve(
     before, probe = classifier.network, Probe.of(chosen, splits.train)
 
     def told(line: Epoch, model: nn.Module) -> Epoch:
-        e = evaluate_scores(predict_logits(model, splits, part="validation"), costs)
+        e = evaluate_scores(predict_logits(trained(classifier, model).network, splits, part="validation"), costs)
         more: Epoch = {"validation_accuracy": e.accuracy, "validation_cost": e.mean_cost}
         if probe is not None:
             more["attacks"] = as_json(probe(model))
@@ -75,17 +76,21 @@ def improve(
             on_epoch(line | more, resolved["epochs"])
         return more
 
-    models, history, pictures = {"before": before}, [], Arrays()
+    classifiers, history, pictures = {"before": classifier}, [], Arrays()
     with borrowed_threads(threads):
         if resolved["epochs"] > 0:
             kept = None if checkpoints is None else checkpoints / checkpoint(classifier, splits, costs, method, plain)
-            fitted = fit(before, splits, chosen, costs, checkpoint=kept, on_epoch=told, **settings)
-            models["after"], history = as_plain(fitted.model), fitted.history
-        scores = {(side, part): predict_logits(m, splits, part=part) for side, m in models.items() for part in HELD_OUT}
+            fitted = fit(classifier.start.model, splits, chosen, costs, checkpoint=kept, on_epoch=told, **settings)
+            classifiers["after"], history = trained(classifier, as_plain(fitted.model), splits), fitted.history
+        scores = {
+            (side, part): predict_logits(each.network, splits, part=part)
+            for side, each in classifiers.items()
+            for part in HELD_OUT
+        }
         if probe is not None and is_pictures(splits.train):
             pictures = probe.examples(before)
     needed = evaluate_scores(scores["before", "validation"], costs).accuracy - budget / 100
-    rules = {side: rule_within(scores[side, "validation"], costs, needed, refer) for side in models}
+    rules = {side: rule_within(scores[side, "validation"], costs, needed, refer) for side in classifiers}
     arrays = pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
     arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | {"costs": costs.values}
     evidence = Evidence(
@@ -105,26 +110,20 @@ def improve(
         seen=sum(int(classifier.known(splits, part).sum()) for part in HELD_OUT),
         arrays=arrays,
     )
-    return as_chosen(classifier, splits, costs, models, evidence)
+    return as_chosen(classifiers, splits, costs, evidence)
 
 
 def as_chosen(
-    classifier: Classifier, splits: Splits, costs: CostMatrix, models: Mapping[str, nn.Module], evidence: Evidence
+    classifiers: Mapping[str, Classifier], splits: Splits, costs: CostMatrix, evidence: Evidence
 ) -> Classifier:
     """The classifier of the row that is cheapest on validation within the budget."""
     row = cheapest_within(evidence.validation, evidence.budget)
     arrays = dict(evidence.arrays)
     if is_pictures(splits.test):
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
-    member, trained_on = classifier.members[0], classifier.trained_on
-    if row.startswith("after"):
-        member = member_of(models["after"], member)
-        trained_on = np.union1d(trained_on, splits.train.ids)
-    architecture = member.architecture or type(member.model).__name__
-    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=architecture)
-    return replace(
-        classifier, members=(member,), costs=costs, decision=evidence.decision, trained_on=trained_on, evidence=evidence
-    )
+    chosen = classifiers[side_of(row)]
+    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=chosen.architecture)
+    return replace(chosen, costs=costs, decision=evidence.decision, evidence=evidence)
 
 
 def checked(classifier: Classifier, splits: Splits, seen: str) -> Splits:
@@ -145,7 +144,7 @@ def resolve(classifier: Classifier, splits: Splits, method: str, given: Mapping[
 
 def checkpoint(classifier: Classifier, splits: Splits, costs: CostMatrix, method: str, options: Options) -> str:
     """The name of the run's checkpoint: the same settings resume it, others start anew."""
-    start = digest(*classifier.network.state_dict().values())
+    start = digest(*classifier.start.model.state_dict().values())
     return f"{OWN}/{run_id(splits, start=start, costs=costs.values, method=method, options=options)}"
 
 
@@ -158,10 +157,20 @@ def rule_within(scores: Scores, costs: CostMatrix, needed: float, refer: float) 
     return Abstention(rule, threshold_for_budget(scores.logits, rule, refer)) if refer > 0 else rule
 
 
+def trained(classifier: Classifier, model: nn.Module, splits: Splits | None = None) -> Classifier:
+    """The classifier with `model` in place of its only member, which was trained further on `splits`."""
+    better = replace(classifier, members=(member_of(model, classifier.start),), evidence=None)
+    if splits is None:
+        return better
+    shown = allowed_views(splits.train.augmentation, splits.shape)
+    allowed = tuple(view for view in VIEWS if view in (*classifier.allowed_views, *shown))
+    return replace(better, trained_on=np.union1d(classifier.trained_on, splits.train.ids), allowed_views=allowed)
+
+
 def member_of(model: nn.Module, start: Member) -> Member:
     """The trained network, built again as the one that it started from; CSDNN's own is an mlp with sigmoids."""
     if not isinstance(model, SigmoidNet):
-        return Member(model, start.architecture, start.arguments)
+        return replace(start, model=model)
     features, *hidden = (layer.in_features for layer in model if isinstance(layer, nn.Linear))
     return Member(model, "mlp", {"features": features, "hidden": hidden, "activation": "sigmoid"})
 

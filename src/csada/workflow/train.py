@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from csada.classifier import Classifier, Input, Member
+from csada.data.augment import allowed_views
 from csada.data.splits import Splits
 from csada.errors import InputError
 from csada.evaluation import predict_logits
@@ -88,6 +89,7 @@ def train(
             environment(),
             run,
         ),
+        allowed_views=allowed_views(splits.train.augmentation, splits.shape),
     )
 
 

@@ -34,7 +34,7 @@ from csada.metrics import Evaluation
 from csada.models.modes import borrowed_threads
 from csada.reading import build, parse_json, plain, read_text, write_json
 from csada.training import Epoch, fit, make_method, split_options
-from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, rule_within
+from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, rule_within, trained
 
 # What is searched, as far as the method has it: from default / factor to default * factor, on a logarithmic scale.
 # `steps` is left out: every step costs time, and step_size moves the attack as far.
@@ -131,7 +131,7 @@ class Search:
         return Judgement(ruled.mean_cost, Point.of(by_argmax), Point.of(ruled))
 
     def scores(self, model: nn.Module) -> Scores:
-        return predict_logits(model, self.splits, part="validation")
+        return predict_logits(trained(self.classifier, model).network, self.splits, part="validation")
 
     def checkpoint(self, parameters: Mapping[str, float]) -> str:
         return checkpoint(self.classifier, self.splits, self.costs, self.method, self.options | dict(parameters))
@@ -307,7 +307,7 @@ def run_trial(search: Search, trials: Sequence[Trial], out: Path, tell: Callable
     kept = out / search.checkpoint(parameters)
     try:
         fitted = fit(
-            search.classifier.network,
+            search.classifier.start.model,
             search.splits,
             search.method,
             search.costs,

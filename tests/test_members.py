@@ -173,6 +173,9 @@ def test_a_view_that_training_never_showed_is_refused(digits):
     ):
         with pytest.raises(InputError, match=message):
             replace(one, views=views)
+    for shape, view in (((64,), "mirror"), ((1, 4, 16), "turn90")):
+        with pytest.raises(InputError, match=f"have no view {view}; possible: identity"):
+            replace(one, input=replace(one.input, shape=shape), views=(view,), allowed_views=("identity", view))
     made = Classifier.of(create("mlp", 10, features=64), digits)  # what the data says of training
     assert made.allowed_views == tuple(VIEWS)
     assert Classifier.together([made, one]).allowed_views == ("identity",)

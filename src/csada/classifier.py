@@ -103,7 +103,8 @@ class Classifier:
     def __post_init__(self) -> None:
         if not self.members:
             raise InputError("no members; one network or more are needed")
-        check_views(self.views, self.allowed_views, self.training.data if self.training else "samples")
+        named = self.training.data if self.training else "samples"
+        check_views(self.views, self.allowed_views, self.input, named)
         if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
             raise InputError(f"classes are {', '.join(self.classes)}; two or more are needed, all different")
         if self.costs is not None and self.costs.classes != self.classes:

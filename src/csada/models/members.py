@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from csada.data.augment import VIEWS, View
+from csada.data.augment import VIEWS, Augmentation, View, allowed_views
 from csada.errors import InputError
 from csada.models.modes import borrowed_eval, device_of, dtype_of, logits_of
 from csada.sample import Sample
@@ -117,11 +117,14 @@ def check_members(members: Sequence[Member], sample: Sample, classes: int) -> No
             raise InputError(f"member {number} scores {outputs} classes; {classes} are needed")
 
 
-def check_views(views: Sequence[str], allowed: Sequence[View], what: str) -> None:
-    """All known, all different, and none that might change a label; `what` names the samples."""
+def check_views(views: Sequence[str], allowed: Sequence[View], sample: Sample, what: str) -> None:
+    """All known, all different, possible, and none that might change a label; `what` names the samples."""
     if not views or len(set(views)) < len(views) or set(views) - set(VIEWS):
         given = ", ".join(views) or "none"
         raise InputError(f"views are {given}; one or more are needed, all different; known: {', '.join(VIEWS)}")
+    possible = allowed_views(Augmentation(flip=True, right_angles=True), sample.shape)
+    if refused := [view for view in (*views, *allowed) if view not in possible]:
+        raise InputError(f"samples of {sample} have no view {refused[0]}; possible: {', '.join(possible)}")
     if refused := [view for view in views if view not in ("identity", *allowed)]:
         done = "mirrored" if refused[0] == "mirror" else "turned by right angles"
         raise InputError(

@@ -18,18 +18,22 @@ from torch import nn
 from csada.costs import CostMatrix
 from csada.data.splits import Part
 from csada.decisions import (
+    CALIBRATIONS,
     Abstention,
     CostsByTruth,
     Decision,
     MinimumExpectedCost,
+    Scaling,
     ThresholdMoving,
     argmax,
+    choose_calibration,
     cost_coverage_curve,
     decide,
+    fit_scaling,
     fit_temperature,
-    fit_vector_scaling,
     frontier,
     prior_ratio,
+    stratified_folds,
     threshold_for_budget,
 )
 from csada.errors import InputError
@@ -150,44 +154,81 @@ def test_weights_count_as_repeated_samples():
 
 
 @pytest.mark.parametrize(("n", "scale", "right"), [(30, 2.0, 1), (30, 10.0, 0), (100, 2.0, 0)])
-def test_vector_scaling_is_the_minimum_of_what_it_states(n, scale, right):
+@pytest.mark.parametrize(("calibration", "pull"), [("vector", 10), ("matrix", 50)])
+def test_scaling_is_the_minimum_of_what_it_states(calibration, pull, n, scale, right):
     logits, labels = sampled(n, scale=scale)
     labels = right * labels  # or all of class 0
 
+    def matrix(parameters):
+        return np.diag(parameters) if calibration == "vector" else parameters.reshape(4, 4)
+
     def objective(parameters):
-        loss = cross_entropy(logits * parameters[:4] + parameters[4:], labels)
-        return loss + 10 / n * ((parameters[:4] - 1) ** 2 + parameters[4:] ** 2).sum()
+        loss = cross_entropy(logits @ matrix(parameters[:-4]) + parameters[-4:], labels)
+        away = matrix(parameters[:-4]) - np.eye(4)
+        return loss + pull / n * ((away**2).sum() + (parameters[-4:] ** 2).sum())
 
-    best = minimize(objective, np.repeat([1.0, 0.0], 4)).x
-    np.testing.assert_allclose(np.concatenate(fit_vector_scaling(logits, labels)), best, atol=5e-3)
+    identity = np.ones(4) if calibration == "vector" else np.eye(4).ravel()
+    best = minimize(objective, np.concatenate([identity, np.zeros(4)])).x
+    found = fit_scaling(logits, labels, calibration)
+    np.testing.assert_allclose(found.matrix, matrix(best[:-4]), atol=5e-3)
+    np.testing.assert_allclose(found.bias, best[-4:], atol=5e-3)
 
 
-def test_vector_scaling_finds_what_a_temperature_cannot():
-    logits, labels = sampled(5_000)
-    skewed = logits * [0.5, 1.0, 2.0, 1.0] + [0.0, 1.0, -1.0, 0.0]
-    fresh, truth = sampled(5_000, seed=1)
-    fresh = fresh * [0.5, 1.0, 2.0, 1.0] + [0.0, 1.0, -1.0, 0.0]
-    costs = CostMatrix.pareto(4)
-    tempered = MinimumExpectedCost.calibrated(skewed, labels, costs)
-    scaled = MinimumExpectedCost.calibrated(skewed, labels, costs, "vector")
-    loss = [cross_entropy(np.log(rule.probabilities(fresh)), truth) for rule in (tempered, scaled)]
-    best = cross_entropy(sampled(5_000, seed=1)[0], truth)
-    assert loss[1] < best + 0.01 < loss[0]
+SKEWS = {  # what spoils calibrated logits, and the simplest calibration that mends it
+    "temperature": (3.0 * np.eye(4), np.zeros(4)),
+    "vector": (np.diag([0.5, 1.0, 2.0, 1.0]), np.array([0.0, 1.0, -1.0, 0.0])),
+    "matrix": (np.eye(4) + 0.5 * np.eye(4)[[1, 0, 3, 2]], np.zeros(4)),  # each class borrows scores of another
+}
+
+
+@pytest.mark.parametrize("mends", SKEWS)
+def test_each_calibration_finds_what_a_simpler_one_cannot_and_is_then_chosen(mends):
+    (logits, labels), (fresh, truth) = sampled(5_000), sampled(5_000, seed=1)
+    matrix, bias = SKEWS[mends]
+    rules = {
+        name: MinimumExpectedCost.calibrated(logits @ matrix + bias, labels, CostMatrix.pareto(4), name)
+        for name in CALIBRATIONS
+    }
+    loss = {n: cross_entropy(np.log(r.probabilities(fresh @ matrix + bias)), truth) for n, r in rules.items()}
+    enough = CALIBRATIONS.index(mends)
+    best = cross_entropy(fresh, truth) + 0.01
+    assert all((loss[name] < best) == (i >= enough) for i, name in enumerate(CALIBRATIONS)), loss
+    assert choose_calibration(logits @ matrix + bias, labels) == mends
 
 
 @settings(deadline=None)
 @given(st.integers(0, 30))
-def test_vector_scaling_never_fits_worse_than_the_identity(seed):
+def test_scaling_never_fits_worse_than_the_identity(seed):
     logits, labels = sampled(40, seed=seed)
-    vector = fit_vector_scaling(logits, labels)
-    assert cross_entropy(logits * vector.scale + vector.bias, labels) <= cross_entropy(logits, labels) + 1e-9
+    for calibration in ("vector", "matrix"):
+        found = fit_scaling(logits, labels, calibration)
+        assert cross_entropy(logits @ found.matrix + found.bias, labels) <= cross_entropy(logits, labels) + 1e-9
 
 
-def test_vector_scaling_stays_near_the_identity_on_a_handful_of_samples():
+@pytest.mark.parametrize("calibration", ["vector", "matrix"])
+def test_scaling_stays_near_the_identity_on_a_handful_of_samples(calibration):
     logits, _ = sampled(5)
-    vector = fit_vector_scaling(logits, np.zeros(5, int))  # classes 1 to 3 have no sample: their bias would be -inf
-    assert np.abs(np.array(vector.scale) - 1).max() < 0.5
-    assert np.abs(vector.bias).max() < 0.5
+    found = fit_scaling(
+        logits, np.zeros(5, int), calibration
+    )  # classes 1 to 3 have no sample: their bias would be -inf
+    assert np.abs(found.matrix - np.eye(4)).max() < 0.5
+    assert np.abs(found.bias).max() < 0.5
+
+
+def test_a_handful_of_samples_or_one_chooses_the_simplest_calibration():
+    for n in (1, 2, 7, 49):
+        assert choose_calibration(*sampled(n)) == "temperature"
+
+
+@settings(deadline=None)
+@given(st.permutations(range(5)), st.integers(1, 60), st.integers(2, 8))
+def test_folds_share_out_every_class_and_do_not_depend_on_its_number(order, n, count):
+    labels = np.random.default_rng(n).integers(0, 5, n)
+    found = stratified_folds(labels, count)
+    assert np.array_equal(found, stratified_folds(np.asarray(order)[labels], count))
+    for members in (labels >= 0, *(labels == y for y in range(5))):
+        shares = np.bincount(found[members], minlength=min(count, n))
+        assert len(shares) == min(count, n) and shares.max() - shares.min() <= 1
 
 
 # strength
@@ -420,7 +461,10 @@ SCORES = Scores(torch.from_numpy(LOGITS), torch.from_numpy(LABELS))
         (lambda: Abstention(RULE, float("nan")), "referral_cost is nan"),
         (lambda: threshold_for_budget(LOGITS, RULE, 7), "share of cases .* from 0 to 1; got 7"),
         (lambda: MinimumExpectedCost.within_budget(LOGITS, LABELS, RULE.costs, -1), "from 0 to 1; got -1"),
-        (lambda: MinimumExpectedCost.calibrated(LOGITS, LABELS, RULE.costs, "platt"), "known: temperature, vector"),
+        (
+            lambda: MinimumExpectedCost.calibrated(LOGITS, LABELS, RULE.costs, "platt"),
+            "known: temperature, vector, matrix",
+        ),
         (lambda: RULE(LOGITS[:, :3]), r"shape \(6, 3\); \(samples, 4\) is needed"),
         (lambda: RULE(LOGITS * np.inf), "the scores of sample 0 are"),
         (lambda: argmax(LOGITS[0]), r"shape \(4,\)"),
@@ -433,7 +477,7 @@ SCORES = Scores(torch.from_numpy(LOGITS), torch.from_numpy(LABELS))
         (lambda: evaluate_scores(SCORES, RULE.costs, example_costs=np.ones((6, 3))), r"\(6, 4\) is needed"),
         (lambda: evaluate_scores(SCORES, RULE.costs, "cheapest"), "unknown decision 'cheapest'"),
         (lambda: fit_temperature(LOGITS, LABELS[:5]), "6 rows of logits and 5 labels"),
-        (lambda: fit_vector_scaling(LOGITS, LABELS + 4), "is out of range; the logits score 4 classes"),
+        (lambda: fit_scaling(LOGITS, LABELS + 4), "is out of range; the logits score 4 classes"),
         (lambda: CostsByTruth(np.ones((6, 4))).table(LABELS[:2]), "2 labels for costs of 6 samples"),
     ],
 )
@@ -451,7 +495,7 @@ def test_under_a_single_costly_pair_certain_samples_keep_their_class():
 
 
 @pytest.mark.parametrize("referral_cost", [None, 0.25])
-@pytest.mark.parametrize("calibration", ["temperature", "vector"])
+@pytest.mark.parametrize("calibration", CALIBRATIONS)
 def test_a_rule_goes_through_json_and_decides_the_same(calibration, referral_cost):
     logits = np.random.default_rng(0).normal(size=(200, 4)) * 2
     labels = (logits + np.random.default_rng(1).normal(size=logits.shape)).argmax(1)
@@ -463,15 +507,22 @@ def test_a_rule_goes_through_json_and_decides_the_same(calibration, referral_cos
     assert back == rule
 
 
+def test_a_file_from_when_the_scaling_was_called_vector_is_read():
+    old = {"temperature": 2.0, "vector": {"scale": [1.0, 2.0], "bias": [0.0, 0.5]}, "priors": None, "strength": 0.5}
+    assert build(Decision, old, "file") == Decision(2.0, Scaling((1.0, 2.0), (0.0, 0.5)), strength=0.5)
+    assert build(Decision, old | {"vector": None}, "file") == Decision(2.0, strength=0.5)
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"costs": [[0, 1], [1, 0]]}, "file: unknown key 'costs'; known keys: temperature, vector, priors"),
-        ({"vector": [1, 2]}, r"file: vector is \[1, 2\]; a table"),
-        ({"vector": {"scale": [1.0, 2.0]}}, "file: vector: bias is missing"),
+        ({"costs": [[0, 1], [1, 0]]}, "file: unknown key 'costs'; known keys: temperature, scaling, priors"),
+        ({"scaling": [1, 2]}, r"file: scaling is \[1, 2\]; a table"),
+        ({"scaling": {"scale": [1.0, 2.0]}}, "file: scaling: bias is missing"),
         ({"temperature": "hot"}, "file: temperature is 'hot'; a number is needed"),
         ({"temperature": 0}, "temperature must be a positive number"),
-        ({"vector": {"scale": [1.0, 2.0], "bias": [0.0, 0.0]}}, "vector has 2 scales and 2 biases for 3 classes"),
+        ({"vector": {"scale": [1.0, 2.0], "bias": [0.0, 0.0]}}, r"scales \(2,\) and biases \(2,\) for 3 classes"),
+        ({"scaling": {"scale": [[1.0, 0.0]], "bias": [0.0] * 3}}, r"scales \(1, 2\) and biases \(3,\) for 3 classes"),
         ({"priors": [1.0]}, "each of the 3 classes"),
     ],
 )

@@ -1,7 +1,17 @@
 """From scores to decisions: calibration, rules, curves. The only place where a decision is made."""
 
 from csada.decisions.arrays import as_array
-from csada.decisions.calibration import CALIBRATIONS, VectorScaling, fit_temperature, fit_vector_scaling, prior_ratio
+from csada.decisions.calibration import (
+    CALIBRATIONS,
+    Scaling,
+    choose_calibration,
+    cross_fitted,
+    fit_calibration,
+    fit_scaling,
+    fit_temperature,
+    prior_ratio,
+    stratified_folds,
+)
 from csada.decisions.curves import CoverageCurve, cost_coverage_curve, threshold_for_budget
 from csada.decisions.rules import (
     RULES,
@@ -37,17 +47,21 @@ __all__ = [
     "Frontier",
     "MinimumExpectedCost",
     "Rule",
+    "Scaling",
     "ThresholdMoving",
-    "VectorScaling",
     "argmax",
     "as_array",
+    "choose_calibration",
     "cost_coverage_curve",
+    "cross_fitted",
     "decide",
+    "fit_calibration",
+    "fit_scaling",
     "fit_temperature",
-    "fit_vector_scaling",
     "frontier",
     "mean_cost",
     "prior_ratio",
     "same_up_to",
+    "stratified_folds",
     "threshold_for_budget",
 ]

@@ -15,14 +15,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
 
 from csada.costs import CostMatrix
 from csada.decisions.arrays import Floats, Labels, as_array, checked_logits, checked_probabilities, labelled, like
-from csada.decisions.calibration import CALIBRATIONS, VectorScaling, fit_temperature, fit_vector_scaling
+from csada.decisions.calibration import Scaling, fit_calibration
 from csada.errors import InputError
 from csada.metrics import REFER, check_table
 
@@ -133,13 +133,13 @@ class MinimumExpectedCost:
 
     costs: a CostMatrix, or an array. A square one is read as a CostMatrix, any other as CostsByTruth: one row for each
     sample that the rule will be called on. `dataclasses.replace(rule, costs=...)` takes a fitted rule to other samples.
-    p = softmax(scale * logits / temperature + bias) * priors, normalised; priors is deployment / training frequency.
+    p = softmax(logits / temperature @ scale + bias) * priors, normalised; priors is deployment / training frequency.
     strength: 1 decides by the costs, 0 by probability alone, between them by costs interpolated towards their mean.
     """
 
     costs: Costs
     temperature: float = 1.0
-    vector: VectorScaling | None = None
+    scaling: Scaling | None = None
     priors: tuple[float, ...] | None = None
     strength: float = 1.0
 
@@ -152,9 +152,10 @@ class MinimumExpectedCost:
             raise InputError(f"temperature must be a positive number, got {self.temperature}")
         if not 0 <= self.strength <= 1:
             raise InputError(f"strength must be from 0 (by probability) to 1 (by cost), got {self.strength}")
-        if self.vector is not None and any(len(values) != self.classes for values in self.vector):
-            scales, biases = map(len, self.vector)
-            raise InputError(f"vector has {scales} scales and {biases} biases for {self.classes} classes")
+        if self.scaling is not None:
+            k, scale, bias = self.classes, as_array(self.scaling.scale), as_array(self.scaling.bias)
+            if scale.shape not in ((k,), (k, k)) or bias.shape != (k,):
+                raise InputError(f"scaling has scales {scale.shape} and biases {bias.shape} for {k} classes")
         if self.priors is not None:
             ratio = as_array(self.priors)
             if ratio.shape != (self.classes,) or not (np.isfinite(ratio) & (ratio >= 0)).all() or ratio.sum() == 0:
@@ -170,13 +171,10 @@ class MinimumExpectedCost:
     ) -> MinimumExpectedCost:
         """The rule with its probabilities fitted on these logits and labels: validation data, never test.
 
-        "vector" fits the temperature and then a scale and a bias a class: for confidence that is wrong class by class.
+        "vector" and "matrix" fit the temperature and then a `Scaling`: for confidence that is wrong class by class, or
+        pair by pair.
         """
-        if calibration not in CALIBRATIONS:
-            raise InputError(f"unknown calibration {calibration!r}; known: {', '.join(CALIBRATIONS)}")
-        temperature = fit_temperature(logits, labels)
-        vector = fit_vector_scaling(as_array(logits) / temperature, labels) if calibration == "vector" else None
-        return cls(costs, temperature, vector)
+        return cls(costs, *fit_calibration(logits, labels, calibration))
 
     @classmethod
     def within_budget(
@@ -203,17 +201,19 @@ class MinimumExpectedCost:
 
     @property
     def affine(self) -> tuple[Floats, Floats]:
-        """[K] each: temperature, vector scaling and priors as one scale and one bias of the logits."""
-        scale, bias = map(as_array, self.vector or (np.ones(self.classes), np.zeros(self.classes)))
+        """([K, K], [K]): temperature, scaling and priors as one map, logits @ weights + bias."""
+        weights, bias = np.eye(self.classes), np.zeros(self.classes)
+        if self.scaling is not None:
+            weights, bias = self.scaling.matrix, as_array(self.scaling.bias)
         if self.priors is not None:
             with np.errstate(divide="ignore"):  # of a class that does not occur; the lowest number in place of -inf
                 bias = bias + np.nan_to_num(np.log(self.priors))
-        return scale / self.temperature, bias
+        return weights / self.temperature, bias
 
     def decide(self, logits: Any) -> Decided:
         """The decisions with their reasons."""
-        scale, bias = self.affine
-        scores = checked_logits(logits, self.classes) * scale + bias
+        weights, bias = self.affine
+        scores = checked_logits(logits, self.classes) @ weights + bias
         p = np.asarray(softmax(scores, axis=1))
         return Decided(scores, p, _expected(p, self.costs), mean_cost(self.costs), self.strength)
 
@@ -282,10 +282,12 @@ class Decision:
     """How a classifier decides, but for the costs: what a file keeps of a rule. The default takes the most probable class."""
 
     temperature: float = 1.0
-    vector: VectorScaling | None = None
+    scaling: Scaling | None = None
     priors: tuple[float, ...] | None = None
     strength: float = 0.0
     referral_cost: float | None = None
+
+    FORMER: ClassVar = {"vector": "scaling"}  # names in older files
 
     @classmethod
     def of(cls, rule: Rule) -> Decision:
@@ -297,11 +299,11 @@ class Decision:
                 f"{type(inner).__name__} cannot be kept; only MinimumExpectedCost with a cost matrix, or argmax"
             )
         price = rule.referral_cost if isinstance(rule, Abstention) else None
-        return cls(inner.temperature, inner.vector, inner.priors, inner.strength, price)
+        return cls(inner.temperature, inner.scaling, inner.priors, inner.strength, price)
 
     def automatic(self, costs: CostMatrix) -> MinimumExpectedCost:
         """The rule for those costs, without a person."""
-        return MinimumExpectedCost(costs, self.temperature, self.vector, self.priors, self.strength)
+        return MinimumExpectedCost(costs, self.temperature, self.scaling, self.priors, self.strength)
 
     def rule(self, costs: CostMatrix) -> MinimumExpectedCost | Abstention:
         rule = self.automatic(costs)

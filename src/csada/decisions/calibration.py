@@ -123,7 +123,9 @@ def cross_fitted(logits: Any, labels: Any, calibration: str = "temperature", cou
     found, folds = np.empty_like(scores), stratified_folds(truth, count)
     for fold in range(folds.max() + 1):
         out = folds == fold
-        temperature, scaling = fit_calibration(scores[~out], truth[~out], calibration)
+        with warnings.catch_warnings():  # who fits on all samples is warned
+            warnings.simplefilter("ignore")
+            temperature, scaling = fit_calibration(scores[~out], truth[~out], calibration)
         found[out] = scores[out] / temperature
         if scaling is not None:
             found[out] = found[out] @ scaling.matrix + scaling.bias
@@ -134,12 +136,14 @@ def choose_calibration(logits: Any, labels: Any, known: Sequence[str] = CALIBRAT
     """The simplest calibration, unless another has a clearly lower cross-entropy on samples that it was not fitted on.
 
     Clearly: by more than CLEAR standard errors of the difference, sample by sample, to the best simpler one. Fewer than
-    FEWEST samples choose nothing.
+    FEWEST samples choose nothing, and a matrix of more numbers than there are samples is not tried.
     """
-    _, truth = labelled(logits, labels)
+    scores, truth = labelled(logits, labels)
     rows = np.arange(len(truth))
     chosen, least = known[0], None
     for calibration in known if len(truth) >= FEWEST else ():
+        if calibration == "matrix" and scores.shape[1] ** 2 > len(truth):
+            continue
         loss = -cross_fitted(logits, truth, calibration)[rows, truth]
         if least is None or (least - loss).mean() > CLEAR * (least - loss).std() / math.sqrt(len(truth)):
             chosen, least = calibration, loss

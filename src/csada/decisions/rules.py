@@ -12,6 +12,7 @@ goes in and a torch tensor comes out.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from scipy.special import softmax
 
 from csada.costs import CostMatrix
 from csada.decisions.arrays import Floats, Labels, as_array, checked_logits, checked_probabilities, labelled, like
-from csada.decisions.calibration import Scaling, fit_calibration
+from csada.decisions.calibration import Scaling, cross_fitted, fit_calibration
 from csada.errors import InputError
 from csada.metrics import REFER, check_table
 
@@ -30,6 +31,8 @@ Rule = Callable[[Any], Any]
 
 TIE = 1e-12  # costs are the same when they differ by less than this share of themselves and of a mistake's mean cost
 STRENGTHS = (0.0, *(float(odds / (1 + odds)) for odds in np.geomspace(1e-3, 1e3, 61)), 1.0)
+
+LEAST = 0.001  # accuracy: a tenth of a point
 
 
 def argmax(logits: Any) -> Any:
@@ -127,6 +130,30 @@ def decide(probabilities: Any, costs: Costs) -> Decided:
     return Decided(p, p, _expected(p, costs), mean_cost(costs))
 
 
+def by_scores(scores: Floats, costs: Costs, strength: float = 1.0) -> Decided:
+    """By scores whose softmax are calibrated probabilities."""
+    p = np.asarray(softmax(scores, axis=1))
+    return Decided(scores, p, _expected(p, costs), mean_cost(costs), strength)
+
+
+def spare_accuracy(right: Floats, reference: Floats, needed: float) -> float:
+    """What may be lost of the accuracy of `right` ([N], 1 or 0), whose lead on the reference is a matter of luck in part."""
+    lead = right - reference
+    error = float(lead.std()) / math.sqrt(len(lead))
+    spare = float(right.mean()) - needed - float(np.clip(lead.mean(), -error, error))
+    return max(spare, LEAST) if spare >= -TIE else spare
+
+
+def affordable(decided: Decided, top: Labels, spare: float) -> tuple[float, ...]:
+    """The strengths, the lowest first, that are expected to lose at most `spare` of the accuracy of the classes `top`."""
+    p, rows = decided.probabilities, np.arange(len(top))
+
+    def loss(strength: float) -> float:
+        return float((p[rows, top] - p[rows, replace(decided, strength=strength).chosen]).mean())
+
+    return STRENGTHS[: bisect_right(STRENGTHS, spare + TIE, key=loss)]
+
+
 @dataclass(frozen=True)
 class MinimumExpectedCost:
     """Predict the class of least expected cost; among classes that cost the same the likelier one.
@@ -178,22 +205,46 @@ class MinimumExpectedCost:
 
     @classmethod
     def within_budget(
-        cls, logits: Any, labels: Any, costs: Costs, budget: float = 0.005, *, needed: float | None = None
+        cls,
+        logits: Any,
+        labels: Any,
+        costs: Costs,
+        budget: float = 0.005,
+        *,
+        needed: float | None = None,
+        reference: Any = None,
+        calibration: str = "temperature",
     ) -> MinimumExpectedCost:
-        """The strength that is cheapest on these data (validation) and loses at most `budget` of argmax's accuracy.
+        """The rule at the highest strength that loses at most `budget` of argmax's accuracy on these data (validation).
+
+        Expected cost only falls with strength, so the budget decides. Two estimates of the loss must keep to it: the
+        expected one, p(argmax) - p(chosen) by probabilities that were fitted on the other folds, and the one really
+        counted. The first is precise where few samples make the count coarse; a loss of LEAST, which no count can tell
+        from none, is always allowed by it. Counted costs must not rise above argmax's, but they do not choose: rare
+        mistakes that these data happen to lack would make no strength look worth it.
 
         needed: the accuracy that must remain, instead of a budget. Where argmax itself has less, the strength is 0.
+        reference: [N], whether another model's prediction was right: the budget is counted from it instead. What
+        these logits gain or lack against it counts as far as it exceeds its standard error.
         """
         if not 0 <= budget <= 1:
             raise InputError(f"budget is the accuracy that may be lost, from 0 to 1; got {budget}")
-        rule = cls.calibrated(logits, labels, costs)
-        curve = frontier(logits, labels, rule)
-        if needed is None:
-            needed = float((argmax(as_array(logits)) == as_array(labels)).mean()) - budget
-        allowed = curve.accuracy >= needed - 1e-12
-        allowed[0] |= not allowed.any()
-        best = int(np.argmin(np.where(allowed, curve.mean_cost, math.inf)))
-        return replace(rule, strength=float(curve.strength[best]))
+        scores, truth = labelled(logits, labels)
+        rule = cls.calibrated(scores, truth, costs, calibration)
+        top = scores.argmax(1)
+        right = (top == truth).astype(np.float64)
+        base = right if reference is None else as_array(reference)
+        if base.shape != right.shape:
+            raise InputError(f"reference has shape {base.shape}; give one value for each of the {len(right)} samples")
+        needed = float(base.mean()) - budget if needed is None else needed
+        held_out = by_scores(cross_fitted(scores, truth, calibration), rule.costs)
+        fitted, most = rule.decide(scores), realised(rule.costs, truth, top).mean()
+        for strength in reversed(affordable(held_out, top, spare_accuracy(right, base, needed))):
+            chosen = replace(fitted, strength=strength).chosen
+            paid = realised(rule.costs, truth, chosen).mean()
+            if (chosen == truth).mean() >= needed - TIE and paid <= same_up_to(most, held_out.unit):
+                return replace(rule, strength=strength)
+        return replace(rule, strength=0.0)
 
     @property
     def classes(self) -> int:
@@ -213,9 +264,7 @@ class MinimumExpectedCost:
     def decide(self, logits: Any) -> Decided:
         """The decisions with their reasons."""
         weights, bias = self.affine
-        scores = checked_logits(logits, self.classes) @ weights + bias
-        p = np.asarray(softmax(scores, axis=1))
-        return Decided(scores, p, _expected(p, self.costs), mean_cost(self.costs), self.strength)
+        return by_scores(checked_logits(logits, self.classes) @ weights + bias, self.costs, self.strength)
 
     def probabilities(self, logits: Any) -> Floats:
         """[N, K]: calibrated, and reweighted to the classes' frequencies in deployment."""

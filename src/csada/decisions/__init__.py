@@ -32,6 +32,7 @@ from csada.decisions.rules import (
     mean_cost,
     same_up_to,
 )
+from csada.decisions.selection import Admission, Selection, choose, greedy, mixed
 
 __all__ = [
     "CALIBRATIONS",
@@ -39,6 +40,7 @@ __all__ = [
     "STRENGTHS",
     "TIE",
     "Abstention",
+    "Admission",
     "Costs",
     "CostsByTruth",
     "CoverageCurve",
@@ -48,9 +50,11 @@ __all__ = [
     "MinimumExpectedCost",
     "Rule",
     "Scaling",
+    "Selection",
     "ThresholdMoving",
     "argmax",
     "as_array",
+    "choose",
     "choose_calibration",
     "cost_coverage_curve",
     "cross_fitted",
@@ -59,7 +63,9 @@ __all__ = [
     "fit_scaling",
     "fit_temperature",
     "frontier",
+    "greedy",
     "mean_cost",
+    "mixed",
     "prior_ratio",
     "same_up_to",
     "stratified_folds",

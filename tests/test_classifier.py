@@ -21,7 +21,7 @@ import csada
 from csada import models
 from csada.classifier import Classifier
 from csada.costs import CostMatrix
-from csada.decisions import Abstention, Decision, MinimumExpectedCost, VectorScaling
+from csada.decisions import Abstention, Decision, MinimumExpectedCost, Scaling
 from csada.errors import InputError
 from csada.models import weights
 from csada.reading import sha256
@@ -36,7 +36,7 @@ TEN = tuple(np.linspace(0.5, 1.5, 10).tolist())
 DECISIONS = {
     "argmax": Decision(),
     "rule": Decision(1.3, strength=1.0),
-    "everything": Decision(0.8, VectorScaling(TEN, TEN[::-1]), (0.0, *TEN[1:]), 0.7, 0.05),
+    "everything": Decision(0.8, Scaling(TEN, TEN[::-1]), (0.0, *TEN[1:]), 0.7, 0.05),
 }
 
 

@@ -329,7 +329,7 @@ def test_options_are_json_or_text(tmp_path):
 
 def test_a_budget_of_nothing_allows_what_loses_nothing():
     """Two of three are right before and after the rule, which only makes the third mistake a cheaper one."""
-    x = torch.tensor([[5.0, 0, 0], [0, 5, 0], [1, 0.9, 0]])
+    x = torch.tensor([[5.0, 0, 0], [0, 5, 0], [1, 0.999, 0]])
     part = csada.Part(x, torch.tensor([0, 1, 2]))
     splits = csada.Splits(part, part, part, ("a", "b", "c"))
     costs = csada.CostMatrix.from_pairs(splits.classes, {("c", "a"): 10.0})

@@ -14,7 +14,7 @@ from csada.classifier import Classifier, Input, Member
 from csada.costs import CostMatrix
 from csada.data.augment import Normalization
 from csada.data.splits import Part
-from csada.decisions import Abstention, Decision, MinimumExpectedCost, VectorScaling
+from csada.decisions import Abstention, Decision, MinimumExpectedCost, Scaling
 from csada.evidence import HELD_OUT, Environment, Evidence
 from csada.methods.metacost import relabelled
 from csada.metrics import REFER
@@ -59,12 +59,13 @@ def random_case(seed):
     """(rule, logits); the rule refers, in every third case at the very cost that one of the samples has."""
     rng = np.random.default_rng(seed)
     k = int(rng.integers(2, 51))
-    vector = VectorScaling(tuple(rng.uniform(0.5, 2, k)), tuple(rng.normal(0, 1, k))) if rng.random() < 0.3 else None
+    scales = rng.uniform(0.5, 2, k) if rng.random() < 0.5 else np.eye(k) + rng.normal(0, 0.1, (k, k))
+    scaling = Scaling(scales.tolist(), tuple(rng.normal(0, 1, k))) if rng.random() < 0.4 else None
     priors = rng.uniform(0.1, 3, k) * (rng.random(k) < 0.9)
     rule = MinimumExpectedCost(
         random_costs(rng, k),
         float(rng.choice([1.0, rng.uniform(0.05, 20)])),
-        vector,
+        scaling,
         tuple(priors) if rng.random() < 0.4 and priors.any() else None,
         float(rng.choice([0.0, 0.3, 0.99, 1.0])),
     )
@@ -121,7 +122,7 @@ def parameters(whole):
     """A rule as the graph holds it."""
     graph = Deployed(nn.Identity(), Sample((len(rule_costs(whole)),)), Normalization(), whole)
     numbers = (torch.tensor(value, dtype=torch.float64) for value in (graph.strength, graph.unit, graph.limit))
-    return (graph.scale, graph.bias, graph.costs, *numbers)
+    return (graph.weights, graph.bias, graph.costs, *numbers)
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +134,9 @@ def session(tmp_path_factory):
 
     whole, logits = random_case(0)
     samples, classes = torch.export.Dim("samples"), torch.export.Dim("classes", min=2)
-    shapes = ({0: samples, 1: classes}, {0: classes}, {0: classes}, {0: classes, 1: classes}, None, None, None)
-    names = ("logits", "scale", "bias", "costs", "strength", "unit", "limit")
+    square = {0: classes, 1: classes}
+    shapes = ({0: samples, 1: classes}, square, {0: classes}, square, None, None, None)
+    names = ("logits", "weights", "bias", "costs", "strength", "unit", "limit")
     with _quiet():
         program = torch.onnx.export(
             Graph(),
@@ -180,7 +182,7 @@ def test_a_thousand_cases_are_decided_alike_everywhere(session):
         counted = report.test["before + rule"]
         assert np.array_equal(counted.confusion, table[:, :-1]) and counted.referred == table[:, -1].sum(), seed
 
-        full = MinimumExpectedCost(rule.costs, rule.temperature, rule.vector, rule.priors)
+        full = MinimumExpectedCost(rule.costs, rule.temperature, rule.scaling, rule.priors)
         network, network_scores, wrapper, wrapper_scores = by_scikit_learn(full, logits)
         plain = MinimumExpectedCost(rule.costs)(logits)
         assert np.array_equal(network, plain) and np.array_equal(network_scores, plain), seed

@@ -25,7 +25,7 @@ from csada.classifier import Classifier, Input, Member
 from csada.costs import CostMatrix
 from csada.data import cache
 from csada.data.augment import Normalization
-from csada.decisions import Abstention, Decision, MinimumExpectedCost, VectorScaling, argmax
+from csada.decisions import Abstention, Decision, MinimumExpectedCost, Scaling, argmax
 from csada.errors import InputError, RunError
 from csada.evaluation import predict_logits
 from csada.models import create
@@ -52,7 +52,7 @@ RULES = {
         MinimumExpectedCost(
             DIGITS,
             0.8,
-            VectorScaling(tuple(np.linspace(0.8, 1.2, 10)), tuple(np.linspace(-0.3, 0.3, 10))),
+            Scaling(tuple(np.linspace(0.8, 1.2, 10)), tuple(np.linspace(-0.3, 0.3, 10))),
             (0.0, *np.linspace(0.5, 2, 9)),
             0.9,
         ),

@@ -119,8 +119,12 @@ def build(kind: Any, value: Any, where: str) -> Any:
 
 
 def fields_from(kind: Any, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Each value as the field of its name asks for; an unknown name is refused, fields that are not given are left out."""
-    known = _hints(kind)
+    """Each value as the field of its name asks for; an unknown name is refused, fields that are not given are left out.
+
+    FORMER of the kind: {former name: name}, for files that were written before a field was renamed.
+    """
+    known, former = _hints(kind), getattr(kind, "FORMER", {})
+    values = {former.get(key, key): value for key, value in values.items()}
     for key in values:
         if key not in known:
             raise InputError(f"{where}: unknown key {key!r}; known keys: {', '.join(known)}")

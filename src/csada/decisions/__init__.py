@@ -1,7 +1,17 @@
 """From scores to decisions: calibration, rules, curves. The only place where a decision is made."""
 
 from csada.decisions.arrays import as_array
-from csada.decisions.calibration import CALIBRATIONS, VectorScaling, fit_temperature, fit_vector_scaling, prior_ratio
+from csada.decisions.calibration import (
+    CALIBRATIONS,
+    Scaling,
+    choose_calibration,
+    cross_fitted,
+    fit_calibration,
+    fit_scaling,
+    fit_temperature,
+    prior_ratio,
+    stratified_folds,
+)
 from csada.decisions.curves import CoverageCurve, cost_coverage_curve, threshold_for_budget
 from csada.decisions.rules import (
     RULES,
@@ -22,6 +32,7 @@ from csada.decisions.rules import (
     mean_cost,
     same_up_to,
 )
+from csada.decisions.selection import Admission, Selection, choose, greedy, mixed
 
 __all__ = [
     "CALIBRATIONS",
@@ -29,6 +40,7 @@ __all__ = [
     "STRENGTHS",
     "TIE",
     "Abstention",
+    "Admission",
     "Costs",
     "CostsByTruth",
     "CoverageCurve",
@@ -37,17 +49,25 @@ __all__ = [
     "Frontier",
     "MinimumExpectedCost",
     "Rule",
+    "Scaling",
+    "Selection",
     "ThresholdMoving",
-    "VectorScaling",
     "argmax",
     "as_array",
+    "choose",
+    "choose_calibration",
     "cost_coverage_curve",
+    "cross_fitted",
     "decide",
+    "fit_calibration",
+    "fit_scaling",
     "fit_temperature",
-    "fit_vector_scaling",
     "frontier",
+    "greedy",
     "mean_cost",
+    "mixed",
     "prior_ratio",
     "same_up_to",
+    "stratified_folds",
     "threshold_for_budget",
 ]

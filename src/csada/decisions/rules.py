@@ -12,17 +12,18 @@ goes in and a torch tensor comes out.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
 
 from csada.costs import CostMatrix
 from csada.decisions.arrays import Floats, Labels, as_array, checked_logits, checked_probabilities, labelled, like
-from csada.decisions.calibration import CALIBRATIONS, VectorScaling, fit_temperature, fit_vector_scaling
+from csada.decisions.calibration import Scaling, cross_fitted, fit_calibration
 from csada.errors import InputError
 from csada.metrics import REFER, check_table
 
@@ -30,6 +31,8 @@ Rule = Callable[[Any], Any]
 
 TIE = 1e-12  # costs are the same when they differ by less than this share of themselves and of a mistake's mean cost
 STRENGTHS = (0.0, *(float(odds / (1 + odds)) for odds in np.geomspace(1e-3, 1e3, 61)), 1.0)
+
+LEAST = 0.001  # accuracy: a tenth of a point
 
 
 def argmax(logits: Any) -> Any:
@@ -127,19 +130,43 @@ def decide(probabilities: Any, costs: Costs) -> Decided:
     return Decided(p, p, _expected(p, costs), mean_cost(costs))
 
 
+def by_scores(scores: Floats, costs: Costs, strength: float = 1.0) -> Decided:
+    """By scores whose softmax are calibrated probabilities."""
+    p = np.asarray(softmax(scores, axis=1))
+    return Decided(scores, p, _expected(p, costs), mean_cost(costs), strength)
+
+
+def spare_accuracy(right: Floats, reference: Floats, needed: float) -> float:
+    """What may be lost of the accuracy of `right` ([N], 1 or 0), whose lead on the reference is a matter of luck in part."""
+    lead = right - reference
+    error = float(lead.std()) / math.sqrt(len(lead))
+    spare = float(right.mean()) - needed - float(np.clip(lead.mean(), -error, error))
+    return max(spare, LEAST) if spare >= -TIE else spare
+
+
+def affordable(decided: Decided, top: Labels, spare: float) -> tuple[float, ...]:
+    """The strengths, the lowest first, that are expected to lose at most `spare` of the accuracy of the classes `top`."""
+    p, rows = decided.probabilities, np.arange(len(top))
+
+    def loss(strength: float) -> float:
+        return float((p[rows, top] - p[rows, replace(decided, strength=strength).chosen]).mean())
+
+    return STRENGTHS[: bisect_right(STRENGTHS, spare + TIE, key=loss)]
+
+
 @dataclass(frozen=True)
 class MinimumExpectedCost:
     """Predict the class of least expected cost; among classes that cost the same the likelier one.
 
     costs: a CostMatrix, or an array. A square one is read as a CostMatrix, any other as CostsByTruth: one row for each
     sample that the rule will be called on. `dataclasses.replace(rule, costs=...)` takes a fitted rule to other samples.
-    p = softmax(scale * logits / temperature + bias) * priors, normalised; priors is deployment / training frequency.
+    p = softmax(logits / temperature @ scale + bias) * priors, normalised; priors is deployment / training frequency.
     strength: 1 decides by the costs, 0 by probability alone, between them by costs interpolated towards their mean.
     """
 
     costs: Costs
     temperature: float = 1.0
-    vector: VectorScaling | None = None
+    scaling: Scaling | None = None
     priors: tuple[float, ...] | None = None
     strength: float = 1.0
 
@@ -152,9 +179,10 @@ class MinimumExpectedCost:
             raise InputError(f"temperature must be a positive number, got {self.temperature}")
         if not 0 <= self.strength <= 1:
             raise InputError(f"strength must be from 0 (by probability) to 1 (by cost), got {self.strength}")
-        if self.vector is not None and any(len(values) != self.classes for values in self.vector):
-            scales, biases = map(len, self.vector)
-            raise InputError(f"vector has {scales} scales and {biases} biases for {self.classes} classes")
+        if self.scaling is not None:
+            k, scale, bias = self.classes, as_array(self.scaling.scale), as_array(self.scaling.bias)
+            if scale.shape not in ((k,), (k, k)) or bias.shape != (k,):
+                raise InputError(f"scaling has scales {scale.shape} and biases {bias.shape} for {k} classes")
         if self.priors is not None:
             ratio = as_array(self.priors)
             if ratio.shape != (self.classes,) or not (np.isfinite(ratio) & (ratio >= 0)).all() or ratio.sum() == 0:
@@ -170,32 +198,53 @@ class MinimumExpectedCost:
     ) -> MinimumExpectedCost:
         """The rule with its probabilities fitted on these logits and labels: validation data, never test.
 
-        "vector" fits the temperature and then a scale and a bias a class: for confidence that is wrong class by class.
+        "vector" and "matrix" fit the temperature and then a `Scaling`: for confidence that is wrong class by class, or
+        pair by pair.
         """
-        if calibration not in CALIBRATIONS:
-            raise InputError(f"unknown calibration {calibration!r}; known: {', '.join(CALIBRATIONS)}")
-        temperature = fit_temperature(logits, labels)
-        vector = fit_vector_scaling(as_array(logits) / temperature, labels) if calibration == "vector" else None
-        return cls(costs, temperature, vector)
+        return cls(costs, *fit_calibration(logits, labels, calibration))
 
     @classmethod
     def within_budget(
-        cls, logits: Any, labels: Any, costs: Costs, budget: float = 0.005, *, needed: float | None = None
+        cls,
+        logits: Any,
+        labels: Any,
+        costs: Costs,
+        budget: float = 0.005,
+        *,
+        needed: float | None = None,
+        reference: Any = None,
+        calibration: str = "temperature",
     ) -> MinimumExpectedCost:
-        """The strength that is cheapest on these data (validation) and loses at most `budget` of argmax's accuracy.
+        """The rule at the highest strength that loses at most `budget` of argmax's accuracy on these data (validation).
+
+        Expected cost only falls with strength, so the budget decides. Two estimates of the loss must keep to it: the
+        expected one, p(argmax) - p(chosen) by probabilities that were fitted on the other folds, and the one really
+        counted. The first is precise where few samples make the count coarse; a loss of LEAST, which no count can tell
+        from none, is always allowed by it. Counted costs must not rise above argmax's, but they do not choose: rare
+        mistakes that these data happen to lack would make no strength look worth it.
 
         needed: the accuracy that must remain, instead of a budget. Where argmax itself has less, the strength is 0.
+        reference: [N], whether another model's prediction was right: the budget is counted from it instead. What
+        these logits gain or lack against it counts as far as it exceeds its standard error.
         """
         if not 0 <= budget <= 1:
             raise InputError(f"budget is the accuracy that may be lost, from 0 to 1; got {budget}")
-        rule = cls.calibrated(logits, labels, costs)
-        curve = frontier(logits, labels, rule)
-        if needed is None:
-            needed = float((argmax(as_array(logits)) == as_array(labels)).mean()) - budget
-        allowed = curve.accuracy >= needed - 1e-12
-        allowed[0] |= not allowed.any()
-        best = int(np.argmin(np.where(allowed, curve.mean_cost, math.inf)))
-        return replace(rule, strength=float(curve.strength[best]))
+        scores, truth = labelled(logits, labels)
+        rule = cls.calibrated(scores, truth, costs, calibration)
+        top = scores.argmax(1)
+        right = (top == truth).astype(np.float64)
+        base = right if reference is None else as_array(reference)
+        if base.shape != right.shape:
+            raise InputError(f"reference has shape {base.shape}; give one value for each of the {len(right)} samples")
+        needed = float(base.mean()) - budget if needed is None else needed
+        held_out = by_scores(cross_fitted(scores, truth, calibration), rule.costs)
+        fitted, most = rule.decide(scores), realised(rule.costs, truth, top).mean()
+        for strength in reversed(affordable(held_out, top, spare_accuracy(right, base, needed))):
+            chosen = replace(fitted, strength=strength).chosen
+            paid = realised(rule.costs, truth, chosen).mean()
+            if (chosen == truth).mean() >= needed - TIE and paid <= same_up_to(most, held_out.unit):
+                return replace(rule, strength=strength)
+        return replace(rule, strength=0.0)
 
     @property
     def classes(self) -> int:
@@ -203,19 +252,19 @@ class MinimumExpectedCost:
 
     @property
     def affine(self) -> tuple[Floats, Floats]:
-        """[K] each: temperature, vector scaling and priors as one scale and one bias of the logits."""
-        scale, bias = map(as_array, self.vector or (np.ones(self.classes), np.zeros(self.classes)))
+        """([K, K], [K]): temperature, scaling and priors as one map, logits @ weights + bias."""
+        weights, bias = np.eye(self.classes), np.zeros(self.classes)
+        if self.scaling is not None:
+            weights, bias = self.scaling.matrix, as_array(self.scaling.bias)
         if self.priors is not None:
             with np.errstate(divide="ignore"):  # of a class that does not occur; the lowest number in place of -inf
                 bias = bias + np.nan_to_num(np.log(self.priors))
-        return scale / self.temperature, bias
+        return weights / self.temperature, bias
 
     def decide(self, logits: Any) -> Decided:
         """The decisions with their reasons."""
-        scale, bias = self.affine
-        scores = checked_logits(logits, self.classes) * scale + bias
-        p = np.asarray(softmax(scores, axis=1))
-        return Decided(scores, p, _expected(p, self.costs), mean_cost(self.costs), self.strength)
+        weights, bias = self.affine
+        return by_scores(checked_logits(logits, self.classes) @ weights + bias, self.costs, self.strength)
 
     def probabilities(self, logits: Any) -> Floats:
         """[N, K]: calibrated, and reweighted to the classes' frequencies in deployment."""
@@ -282,10 +331,12 @@ class Decision:
     """How a classifier decides, but for the costs: what a file keeps of a rule. The default takes the most probable class."""
 
     temperature: float = 1.0
-    vector: VectorScaling | None = None
+    scaling: Scaling | None = None
     priors: tuple[float, ...] | None = None
     strength: float = 0.0
     referral_cost: float | None = None
+
+    FORMER: ClassVar = {"vector": "scaling"}  # names in older files
 
     @classmethod
     def of(cls, rule: Rule) -> Decision:
@@ -297,11 +348,11 @@ class Decision:
                 f"{type(inner).__name__} cannot be kept; only MinimumExpectedCost with a cost matrix, or argmax"
             )
         price = rule.referral_cost if isinstance(rule, Abstention) else None
-        return cls(inner.temperature, inner.vector, inner.priors, inner.strength, price)
+        return cls(inner.temperature, inner.scaling, inner.priors, inner.strength, price)
 
     def automatic(self, costs: CostMatrix) -> MinimumExpectedCost:
         """The rule for those costs, without a person."""
-        return MinimumExpectedCost(costs, self.temperature, self.vector, self.priors, self.strength)
+        return MinimumExpectedCost(costs, self.temperature, self.scaling, self.priors, self.strength)
 
     def rule(self, costs: CostMatrix) -> MinimumExpectedCost | Abstention:
         rule = self.automatic(costs)

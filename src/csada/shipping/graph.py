@@ -1,6 +1,6 @@
 """A classifier as one module: stored samples in, decisions out. What `export` writes.
 
-scores = scale * model(normalised x) + bias, the scales and biases holding temperature, vector scaling and priors. What
+scores = model(normalised x) @ weights + bias, weights and biases holding temperature, scaling and priors. What
 follows repeats `csada.decisions.Decided` in PyTorch, in float64 and with the same tolerance.
 """
 
@@ -19,10 +19,10 @@ from csada.sample import Sample
 
 
 def decide_in_torch(
-    logits: Tensor, scale: Tensor, bias: Tensor, costs: Tensor, strength: Any, unit: Any, limit: Any
+    logits: Tensor, weights: Tensor, bias: Tensor, costs: Tensor, strength: Any, unit: Any, limit: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """class [N], its probability [N], expected cost of each class [N, K], refer [N], criterion of each class [N, K]."""
-    scores = logits.double() * scale + bias
+    scores = logits.double() @ weights + bias
     p = torch.softmax(scores, 1)
     expected = p @ costs
     criterion = strength * expected + (1 - strength) * unit * (1 - p)
@@ -35,7 +35,7 @@ def decide_in_torch(
 class Deployed(nn.Module):
     """[N, ...] as stored, uint8 or float32 -> what `decide_in_torch` says of them."""
 
-    scale: Tensor
+    weights: Tensor
     bias: Tensor
     costs: Tensor
     factor: Tensor
@@ -49,7 +49,7 @@ class Deployed(nn.Module):
         self.limit = rule.limit if isinstance(rule, Abstention) else math.inf
         rule = rule.rule if isinstance(rule, Abstention) else rule
         self.strength, self.unit = rule.strength, mean_cost(rule.costs)
-        for name, values in zip(("scale", "bias", "costs"), (*rule.affine, rule.costs.values), strict=True):
+        for name, values in zip(("weights", "bias", "costs"), (*rule.affine, rule.costs.values), strict=True):
             self.register_buffer(name, torch.tensor(values))
         shape = (-1,) + (1,) * (len(sample.shape) - 1)
         mean, std = (np.reshape(values, shape) for values in (normalization.mean, normalization.std))
@@ -58,4 +58,4 @@ class Deployed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         logits = self.model(torch.addcmul(self.offset, x.float(), self.factor))
-        return decide_in_torch(logits, self.scale, self.bias, self.costs, self.strength, self.unit, self.limit)
+        return decide_in_torch(logits, self.weights, self.bias, self.costs, self.strength, self.unit, self.limit)

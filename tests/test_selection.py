@@ -1,0 +1,149 @@
+"""Members and decisions chosen on stored validation scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax, softmax
+
+from csada.costs import CostMatrix
+from csada.decisions import (
+    CALIBRATIONS,
+    Abstention,
+    MinimumExpectedCost,
+    argmax,
+    choose,
+    choose_calibration,
+    cross_fitted,
+    greedy,
+    mixed,
+)
+from csada.decisions.calibration import stratified_folds
+from csada.decisions.selection import _tempered
+from csada.errors import InputError
+from csada.metrics import REFER, Evaluation
+
+K, N = 4, 400
+COSTS = CostMatrix.pareto(K, seed=3)
+
+
+def candidates(seed=0, n=N, k=K):
+    """True logits, labels drawn from them, and models that see the truth through noise of their own."""
+    rng = np.random.default_rng(seed)
+    true = rng.normal(0, 2.5, (n, k))
+    labels = (softmax(true, axis=1).cumsum(1) > rng.random((n, 1))).argmax(1)
+    seen = {f"model {i}": 2 * (true + rng.normal(0, 1.5, (n, k))) for i in range(3)}
+    return true, labels, seen | {"noise": rng.normal(0, 5, (n, k))}
+
+
+TRUE, LABELS, LIBRARY = candidates()
+
+
+def test_an_oracle_is_admitted_and_weighs_most():
+    found = greedy(LIBRARY | {"oracle": 10 * np.eye(K)[LABELS]}, LABELS, COSTS)
+    assert found.steps[1].name == "oracle" and found.weights["oracle"] >= 0.5
+    assert found.steps[-1].cost_per_100 < 0.2 * found.steps[0].cost_per_100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_not_admitted_and_every_admission_lowers_the_cost(seed):
+    _, labels, library = candidates(seed)
+    found = greedy(library, labels, COSTS)
+    cost = [step.cost_per_100 for step in found.steps]
+    assert "noise" not in found.weights and next(iter(found.weights)) == found.steps[0].name == "model 0"
+    assert len(found.weights) > 1 and all(np.diff(cost) < 0)
+    assert sum(found.weights.values()) == pytest.approx(1)
+    assert greedy({name: library[name] for name in ("model 0", "noise")}, labels, COSTS).weights == {"model 0": 1.0}
+
+
+def test_what_is_chosen_is_cheaper_and_within_the_budget_on_samples_that_chose_nothing():
+    cheaper, lost = [], []
+    for seed in range(8):
+        _, labels, library = candidates(seed, N + 4_000)
+        costs = CostMatrix.pareto(K, seed=seed)
+        validation, test = ({name: x[part] for name, x in library.items()} for part in (slice(N), slice(N, None)))
+        weights = greedy(validation, labels[:N], costs).weights
+        right = argmax(validation["model 0"]) == labels[:N]
+        rule = choose(mixed(validation, weights), labels[:N], costs, reference=right).rule(costs)
+        alone = choose(validation["model 0"], labels[:N], costs).rule(costs)
+        given, ruled, chosen = (
+            Evaluation.of(labels[N:], decided, costs)
+            for decided in (
+                argmax(test["model 0"]),
+                alone(test["model 0"]),
+                rule(mixed(test, weights)),
+            )
+        )
+        assert chosen.mean_cost < ruled.mean_cost
+        cheaper.append(1 - chosen.mean_cost / given.mean_cost)
+        lost.append(given.accuracy - chosen.accuracy)
+    assert np.mean(cheaper) > 0.25 and np.mean(lost) < 0.005
+
+
+def test_relabelling_classes_changes_nothing():
+    order = np.array([2, 0, 3, 1])  # class order[i] is now called i
+    found = greedy(LIBRARY, LABELS, COSTS)
+    renamed = greedy(
+        {name: x[:, order] for name, x in LIBRARY.items()},
+        np.argsort(order)[LABELS],
+        CostMatrix(COSTS.values[np.ix_(order, order)]),
+    )
+    assert renamed.weights == found.weights and len(found.weights) > 1
+    for a, b in zip(renamed.steps, found.steps, strict=True):
+        assert a.cost_per_100 == pytest.approx(b.cost_per_100) and a.accuracy == pytest.approx(b.accuracy)
+
+
+def test_a_duplicate_changes_nothing():
+    found = greedy(LIBRARY, LABELS, COSTS, members=3)
+    assert greedy(LIBRARY | {name + " again": x for name, x in LIBRARY.items()}, LABELS, COSTS, members=3) == found
+
+
+def test_logits_and_logarithms_of_probabilities_are_the_same():
+    logs = {name: log_softmax(x, axis=1) for name, x in LIBRARY.items()}
+    assert greedy(logs, LABELS, COSTS).weights == greedy(LIBRARY, LABELS, COSTS).weights
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_no_more_members_than_asked_for(members):
+    assert len(greedy(LIBRARY, LABELS, COSTS, members=members).weights) == members
+
+
+def test_too_few_samples_keep_the_given_model_and_say_so():
+    few = {name: x[:49] for name, x in LIBRARY.items()} | {"oracle": 10 * np.eye(K)[LABELS[:49]]}
+    found = greedy(few, LABELS[:49], COSTS)
+    assert found.weights == {"model 0": 1.0} and len(found.steps) == 1
+    assert found.reason == "49 validation samples choose nothing reliably; at least 50 are needed"
+
+
+def test_a_mixture_is_the_logarithm_of_averaged_probabilities():
+    p = 0.25 * softmax(LIBRARY["model 0"], axis=1) + 0.75 * softmax(LIBRARY["noise"], axis=1)
+    np.testing.assert_allclose(np.exp(mixed(LIBRARY, {"model 0": 0.25, "noise": 0.75})), p, atol=1e-12)
+    far = {"sure": np.array([[0.0, 5000.0]]), "other": np.array([[0.0, 6000.0]])}  # exp of it is infinite
+    assert np.isfinite(mixed(far, {"sure": 0.5, "other": 0.5})).all()
+
+
+def test_the_quick_temperatures_of_the_other_folds_are_those_of_a_search():
+    scores = LIBRARY["model 0"]
+    quick = log_softmax(_tempered(scores, LABELS, stratified_folds(LABELS)), axis=1)
+    assert np.abs(np.exp(quick) - np.exp(cross_fitted(scores, LABELS))).max() < 0.005
+
+
+@pytest.mark.parametrize("refer", [0.0, 0.1])
+def test_choose_calibrates_sets_the_strength_and_refers(refer):
+    skewed = TRUE * [0.3, 1.0, 2.0, 1.0] + [0.0, 2.0, -2.0, 0.0]
+    decision = choose(skewed, LABELS, COSTS, budget=0.02, refer=refer)
+    assert choose_calibration(skewed, LABELS) == CALIBRATIONS[1]
+    rule = MinimumExpectedCost.within_budget(skewed, LABELS, COSTS, 0.02, calibration="vector")
+    assert decision.automatic(COSTS) == rule and rule.strength > 0
+    decided = decision.rule(COSTS)
+    assert isinstance(decided, Abstention) == (refer > 0)
+    assert (decided(skewed) == REFER).sum() == refer * N
+
+
+def test_bad_input_is_named_with_the_way_out():
+    with pytest.raises(InputError, match="0 candidates and 4 members; give at least one of each"):
+        greedy({}, LABELS, COSTS)
+    with pytest.raises(InputError, match=r"shape \(400, 3\); \(samples, 4\) is needed"):
+        greedy(LIBRARY | {"narrow": TRUE[:, :3]}, LABELS, COSTS)
+    with pytest.raises(InputError, match="399 rows of logits and 400 labels"):
+        greedy(LIBRARY | {"short": TRUE[1:]}, LABELS, COSTS)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csada.costs import CostMatrix
-from csada.decisions import Decision, Rule, argmax
+from csada.decisions import Admission, Decision, Rule, argmax
 from csada.errors import InputError
 from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 
@@ -24,8 +24,8 @@ HELD_OUT = ("validation", "test")
 ROWS = {
     "before": "the model as it was",
     "before + rule": "the model as it was, with the decision rule",
-    "after": "the trained model",
-    "after + rule": "the trained model, with its decision rule",
+    "after": "the improved model",
+    "after + rule": "the improved model, with its decision rule",
 }
 IMAGE = ("u1", (None, None, 3))
 PICTURES: tuple[
@@ -117,6 +117,7 @@ class Evidence:
     started: str
     trials: int = 0  # settings that were tried on the same validation samples
     seen: int = 0  # validation and test samples that the given model was trained on, kept knowingly
+    admissions: tuple[Admission, ...] = ()  # the members of `after` in the order in which validation admitted them
     arrays: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # kept in a file of their own
 
     def __post_init__(self) -> None:

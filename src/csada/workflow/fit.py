@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.augment import VIEWS, allowed_views
 from csada.data.splits import PARTS, Splits
-from csada.decisions import Abstention, Decision, MinimumExpectedCost, threshold_for_budget
+from csada.decisions import Abstention, Admission, MinimumExpectedCost, choose, threshold_for_budget
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.evidence import HELD_OUT, Evidence, cheapest_within, side_of
+from csada.evidence import HELD_OUT, EpochLine, Evidence, cheapest_within, side_of
 from csada.folders import OWN
 from csada.methods.auxcst import AuxiliaryCosts
 from csada.methods.csdnn import SigmoidNet
@@ -76,38 +76,71 @@ def improve(
             on_epoch(line | more, resolved["epochs"])
         return more
 
-    classifiers, history, pictures = {"before": classifier}, [], Arrays()
+    after, history, pictures = None, [], Arrays()
     with borrowed_threads(threads):
         if resolved["epochs"] > 0:
             kept = None if checkpoints is None else checkpoints / checkpoint(classifier, splits, costs, method, plain)
             fitted = fit(classifier.start.model, splits, chosen, costs, checkpoint=kept, on_epoch=told, **settings)
-            classifiers["after"], history = trained(classifier, as_plain(fitted.model), splits), fitted.history
-        scores = {
-            (side, part): predict_logits(each.network, splits, part=part)
-            for side, each in classifiers.items()
-            for part in HELD_OUT
-        }
+            after, history = trained(classifier, as_plain(fitted.model), splits), fitted.history
         if probe is not None and is_pictures(splits.train):
             pictures = probe.examples(before)
-    needed = evaluate_scores(scores["before", "validation"], costs).accuracy - budget / 100
-    rules = {side: rule_within(scores[side, "validation"], costs, needed, refer) for side in classifiers}
-    arrays = pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
+    made = Made(method if history else "none", plain, lines(history), pictures)
+    return concluded(classifier, after, splits, costs, made, budget=budget, refer=refer, started=started)
+
+
+@dataclass(frozen=True)
+class Made:
+    """How the improved classifier came about."""
+
+    method: str
+    options: Options
+    history: tuple[EpochLine, ...] = ()
+    pictures: Arrays = field(default_factory=Arrays)
+    admissions: tuple[Admission, ...] = ()
+
+
+def concluded(
+    classifier: Classifier,
+    after: Classifier | None,
+    splits: Splits,
+    costs: CostMatrix,
+    made: Made,
+    *,
+    budget: float,
+    refer: float,
+    started: datetime,
+) -> Classifier:
+    """Of both classifiers, each by argmax and by its own rule, the one that validation chooses, with the evidence."""
+    classifiers = {"before": classifier} | ({} if after is None else {"after": after})
+    scores = {
+        (side, part): predict_logits(each.network, splits, part=part)
+        for side, each in classifiers.items()
+        for part in HELD_OUT
+    }
+    logits, labels = scores["before", "validation"]
+    right = (logits.argmax(1) == labels).double()
+    rules = {
+        side: choose(*scores[side, "validation"], costs, budget=budget / 100, reference=right, refer=refer)
+        for side in classifiers
+    }
+    arrays = made.pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
     arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | {"costs": costs.values}
     evidence = Evidence(
         splits.name,
         splits.classes,
         {part: len(getattr(splits, part)) for part in PARTS},
         "",  # of the row that is chosen
-        method if history else "none",
-        plain,
+        made.method,
+        made.options,
         budget,
         refer,
-        {side: Decision.of(rule) for side, rule in rules.items()},
+        rules,
         "before",
-        lines(history),
+        made.history,
         environment(),
         started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seen=sum(int(classifier.known(splits, part).sum()) for part in HELD_OUT),
+        admissions=made.admissions,
         arrays=arrays,
     )
     return as_chosen(classifiers, splits, costs, evidence)

@@ -113,15 +113,16 @@ def as_chosen(
 ) -> Classifier:
     """The classifier of the row that is cheapest on validation within the budget."""
     row = cheapest_within(evidence.validation, evidence.budget)
-    arrays = dict(evidence.arrays)
+    arrays, mistaken = dict(evidence.arrays), None
     if is_pictures(splits.test):
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
+        mistaken = splits.test.take(arrays["mistakes"][:, 0]).names
     member, trained_on = classifier.members[0], classifier.trained_on
     if row.startswith("after"):
         member = member_of(models["after"], member)
         trained_on = np.union1d(trained_on, splits.train.ids)
     architecture = member.architecture or type(member.model).__name__
-    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=architecture)
+    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=architecture, mistaken=mistaken or ())
     return replace(
         classifier, members=(member,), costs=costs, decision=evidence.decision, trained_on=trained_on, evidence=evidence
     )

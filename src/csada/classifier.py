@@ -344,10 +344,8 @@ class Classifier:
         arrays = _tensors(folder / ARRAYS, manifest.arrays, load_arrays)
         (member,) = manifest.members
         state = _tensors(folder / WEIGHTS, member.sha256, load_tensors)
-        where, evidence = str(folder / CONFIG), manifest.evidence
+        where = str(folder / CONFIG)
         try:
-            if evidence is not None:
-                evidence = replace(evidence, arrays={k: v for k, v in arrays.items() if k != "trained_on"})
             model = rebuild(member.architecture, len(manifest.classes), member.arguments, state, where, trust)
             return cls(
                 (Member(model.to(device), member.architecture, member.arguments),),
@@ -358,7 +356,7 @@ class Classifier:
                 manifest.views,
                 arrays.get("trained_on", np.empty(0, np.uint64)),
                 manifest.training,
-                evidence,
+                _complete(manifest.evidence, arrays),
             )
         except InputError as error:
             raise InputError(str(error) if where in str(error) else f"{folder}: {error}; fit the model again") from None
@@ -369,6 +367,20 @@ class Classifier:
 
         card = {"data": self.training.data, "model": self.training.model} if self.training else {}
         return export(self.network, self.input, self.input.normalization, self.rule, path, dtype, card)
+
+
+def described(folder: str | os.PathLike[str]) -> tuple[Training | None, Evidence | None]:
+    """How a saved classifier was trained and what is known about it, without reading or building its network."""
+    manifest = _read_manifest(folder := Path(folder))
+    arrays = _tensors(folder / ARRAYS, manifest.arrays, load_arrays) if manifest.evidence else {}
+    try:
+        return manifest.training, _complete(manifest.evidence, arrays)
+    except InputError as error:
+        raise InputError(f"{folder}: {error}; fit the model again") from None
+
+
+def _complete(evidence: Evidence | None, arrays: Mapping[str, Any]) -> Evidence | None:
+    return evidence and replace(evidence, arrays={k: v for k, v in arrays.items() if k != "trained_on"})
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,6 @@ def compare(
 def report(
     folder: Annotated[Path, Argument(help="A folder written by `csada fit`.")],
     out: Annotated[Path | None, Option(help="The page; else report.html in the folder.")] = None,
-    trust: cli.Trust = False,
     as_json: cli.AsJson = False,
 ) -> None:
     """Write one HTML file that shows what was trained, what its mistakes cost before and after, and how sure that is.
@@ -180,21 +179,21 @@ def report(
 
     Example: csada report out/fitted --out report.html
     """
-    from csada.classifier import Classifier
+    from csada.classifier import described
     from csada.files import write_text
     from csada.report.card import verdict
     from csada.report.page import page
 
-    evidence = Classifier.load(folder, trust=trust).evidence
+    _, evidence = described(folder)
     if evidence is None:
         raise InputError(
             f"{folder} was trained but not fitted to costs; run csada fit, then csada report on its folder"
         )
-    target = out or folder / "report.html"
+    target, shown = out or folder / "report.html", folder.name if folder.is_absolute() else str(folder)
     if target.is_dir():
         raise InputError(f"{target} is a folder; name a file, for example --out {target / 'report.html'}")
     try:
-        write_text(target, page(evidence), errors="replace")  # names of folders need not be text
+        write_text(target, page(evidence, shown), errors="replace")  # names of folders need not be text
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror}; choose another place with --out") from None
     if as_json:

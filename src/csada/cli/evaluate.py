@@ -40,6 +40,8 @@ def evaluate(
     It decides by its own rule, by the most probable class (argmax), or by the rule of least expected cost, calibrated on
     the data's validation part.
 
+    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
+
     Example: csada evaluate out/fitted new-photos
     """
     from csada.workflow.evaluate import judge, part_for
@@ -176,6 +178,8 @@ def report(
     """Write one HTML file that shows what was trained, what its mistakes cost before and after, and how sure that is.
 
     The file needs nothing beside it: it can be sent by mail and opened in any browser.
+
+    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
 
     Example: csada report out/fitted --out report.html
     """

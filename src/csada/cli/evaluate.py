@@ -104,6 +104,7 @@ def compare(
     Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
     """
     from csada.costs import CostMatrix
+    from csada.folders import locked
     from csada.workflow import compare as workflow
 
     def announce(planned: workflow.Comparison) -> None:
@@ -117,7 +118,13 @@ def compare(
             style=None,
         )
 
-    with cli.progress("training") as update:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
+    with locked(out) as mine, cli.progress("training") as update:
+        if not mine:
+            raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
         found = workflow.compare(
             data,
             costs,

@@ -10,6 +10,7 @@ from test_cli import inside, refused
 import csada
 from csada.data.folder import save
 from csada.errors import InputError
+from csada.folders import locked
 from csada.reading import build, read_json
 from csada.workflow.compare import RULED, Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
 from csada.workflow.settings import DEFAULTS, costs_for
@@ -133,6 +134,15 @@ def test_other_settings_do_not_overwrite_a_comparison(tmp_path):
     assert (tmp_path / "compare.json").read_bytes() == before
     (tmp_path / "compare.json").write_text("{}")
     assert "--out" in refused("compare", *words)
+
+
+def test_two_comparisons_at_once_do_not_write_to_the_same_folder(tmp_path):
+    words = ("compare", "digits", "--costs", "uniform", "--methods", "penalty", "--out")
+    with locked(tmp_path / "out") as mine:
+        assert mine and "is in use by another run of csada" in refused(*words, tmp_path / "out")
+    assert not (tmp_path / "out" / "compare.json").exists()
+    (tmp_path / "file").write_text("")
+    assert "cannot write to" in refused(*words, tmp_path / "file" / "out")
 
 
 def test_a_method_does_not_depend_on_those_listed_before_it():

@@ -73,9 +73,13 @@ def seen(text):
     return " ".join(unescape(re.sub(r"<[^>]+>", "", text)).split())
 
 
+REFERS = Decision(0.35, strength=0.5, referral_cost=0.3)
+
+
+@pytest.mark.parametrize("rule", [RULE, REFERS], ids=["decides", "refers"])
 @pytest.mark.parametrize(("row", "sides"), [*((row, 2) for row in ROWS), ("before", 1), ("before + rule", 1)])
-def test_page_card_and_verdict_agree(row, sides):
-    evidence = made_evidence(row, rules=dict.fromkeys(("before", "after")[:sides], RULE))
+def test_page_card_and_verdict_agree(row, sides, rule):
+    evidence = made_evidence(row, rules=dict.fromkeys(("before", "after")[:sides], rule))
     told, shown, text = verdict(evidence), page(evidence), card(evidence, "8 x 8 pixels")
     assert told in text and re.search(r'class="lead verdict">(.*?)</p>', shown)[1].count("<strong>") == 1
     assert seen(re.search(r'class="lead verdict">(.*?)</p>', shown)[1]) == told
@@ -85,7 +89,10 @@ def test_page_card_and_verdict_agree(row, sides):
         column = [cell.strip() for cell in text.split("## Results")[1].split("|")].index(part)
         line = next(line for line in text.splitlines() if line.startswith(f"| **{row}**"))
         assert line.split("|")[column].strip() == f"{100 * was[row].mean_cost:.2f}"
-    assert f"→</span> {100 * evidence.test[row].mean_cost:.2f}</span>" in shown  # the first tile
+    first = re.search(r'<span class="value">(.*?)</li>', shown)[1]
+    assert f"{100 * evidence.test[row].mean_cost:.2f}</span>" in first and ("→" in first) == (row != "before")
+    part = f"on the {100 * evidence.test[row].coverage:.1f} % of cases that it decides itself"
+    assert (part in told) == (rule is REFERS and "rule" in row)
 
 
 def test_the_page_shows_what_the_logits_say(opened):
@@ -132,6 +139,40 @@ def test_tables_sort_by_number(opened, by):
     assert opened.locator(f"{table} th[aria-sort]").count() == 1
 
 
+def test_the_first_screen_says_what_to_use_and_what_is_not_proven():
+    shown = page(made_evidence(classes=("a", "b"), costs=[[0, 9], [1, 0]], sure=(9, 9)), "my model")
+    banner = seen(re.search(r'class="banner">(.*?)</div>', shown, re.DOTALL)[1])
+    assert banner.startswith("Use the trained model, with its decision rule. On test it costs ")
+    assert "To use it: csada predict 'my model' INPUTS" in banner
+    assert "Not proven: that a is rarely labelled as b (0 of 150 test samples: up to 2.0 % is possible)" in banner
+
+
+def test_pictured_mistakes_are_named_by_their_files():
+    names = ("test/<b>a</b>.png", "x" * 5000 + "/last.png", *("c.png",) * 4)
+    text = page(made_evidence(mistaken=names))
+    assert "test/&lt;b&gt;a&lt;/b&gt;.png" in text and "test no." not in text
+    assert "…" + "x" * 50 + "/last.png" in text and "x" * 51 not in text
+    assert "test no. 5" in page(EVIDENCE)
+    with pytest.raises(csada.InputError, match="1 names of mistakes"):
+        made_evidence(mistaken=("a.png",))
+
+
+@pytest.mark.parametrize("refers", [False, True])
+def test_tables_whose_rows_add_up_say_the_total(refers):
+    evidence = made_evidence(sure=(1.0, 1.5), rules=dict.fromkeys(("before", "after"), REFERS) if refers else None)
+    text, e = page(evidence), evidence.test["after + rule"]
+    foot = [seen(part) for part in re.findall(r"<tfoot>(.*?)</tfoot>", text, re.DOTALL)]
+    wrong = e.confusion.sum() - np.trace(e.confusion)
+    total = f"{e.total_cost:.1f}" if e.total_cost >= 100 else f"{e.total_cost:.2f}"
+    assert f"Total{wrong + e.referred}{total}100.0 %" in foot[0].replace("\u00a0", " ")
+    assert foot[0].startswith("Other mistakes") and ("Left to a person" in foot[0]) == refers
+    both = [
+        sum(evidence.test[row].pair_error(*p).errors for p in e.costs.critical_pairs(10)) for row in ("before", e.name)
+    ]
+    assert foot[1] == "Total" + "".join(map(str, both))
+    assert f'<span class="soft">{wrong} mistakes in all</span>' in text
+
+
 def test_names_are_shown_and_not_run(opened):
     assert opened.locator("h1").inner_text() == "<b>pills</b>: what mistakes cost, before and after"
     assert opened.evaluate("[document.scripts.length, document.querySelectorAll('[onerror], b').length]") == [1, 0]
@@ -157,8 +198,27 @@ def test_dark_by_preference_and_by_button(opened):
 def test_on_paper_there_is_no_navigation(opened):
     opened.emulate_media(media="print", color_scheme="dark")
     assert not opened.locator("nav").is_visible() and not opened.locator(".theme").is_visible()
-    assert opened.locator("#costs-map").is_visible() and opened.locator("#results table").is_visible()
+    shown = ("#costs-map", "#results table", "#attack-0", "#training-loss", "#examples img >> nth=0")
+    assert all(opened.locator(each).is_visible() for each in shown) and not opened.locator(".hint:visible").count()
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_attacks_and_training_are_folded_until_asked_for(opened):
+    folds = {name: opened.locator(f"#{name} details") for name in ("examples", "attacks", "training")}
+    assert opened.locator("details").count() == 3 and not opened.locator("details[open]").count()
+    assert not opened.locator("#attack-0").is_visible()
+    folds["examples"].locator("summary").press("Enter")
+    opened.locator("nav a[href='#attacks']").click()
+    opened.locator("#attacks details[open]").wait_for()
+    assert opened.locator("#attack-0").is_visible() and opened.locator("#examples img").first.is_visible()
+    assert folds["training"].get_attribute("open") is None
+
+
+def test_wide_tables_say_that_they_scroll(opened):
+    hint = opened.locator(".hint:has(+ .scroll[aria-label^='Results'])")
+    hint.wait_for(state="hidden")
+    opened.set_viewport_size({"width": 390, "height": 844})
+    hint.wait_for(state="visible")
 
 
 def test_everyone_can_read_it(opened):
@@ -232,13 +292,25 @@ def test_it_admits_what_training_added_to_the_rule(sure, expected):
     assert expected in details(made_evidence("before + rule", sure=sure)).replace("\u00a0", " ")
 
 
-def test_without_training_nothing_is_said_of_it():
-    text = page(made_evidence("before", rules={"before": RULE}))
+@pytest.mark.parametrize("row", ["before", "before + rule"])
+def test_without_training_nothing_is_said_of_it(row):
+    text = page(made_evidence(row, rules={"before": RULE}))
     assert "was not trained further" in text and 'id="training"' not in text
     assert not {"training added", "the trained one", "after + rule"} & set(
         re.findall("training added|the trained one|after . rule", text)
     )
-    assert seen(text).count("At most") == 1  # critical pairs: the model beside itself would say the same twice
+    assert seen(text).count("At most") == (
+        1 if row == "before" else 2
+    )  # critical pairs: the model beside itself would say the same twice
+    assert "before and after" not in text
+
+
+def test_rows_that_decide_alike_are_not_set_side_by_side():
+    same = Decision(strength=0.0)
+    text = page(made_evidence("before", rules={"before": same}))
+    assert 'id="confusion-0-0"' in text and 'id="confusion-0-1"' not in text and 'id="confusion-1-0"' not in text
+    text = page(made_evidence(rules={"before": same, "after": RULE}))
+    assert "before → before + rule" not in text and "before → after + rule" in text
 
 
 def test_referred_cases_have_a_column_and_a_price():
@@ -256,7 +328,7 @@ def test_referred_cases_have_a_column_and_a_price():
 @pytest.mark.parametrize("changes", [{"sure": (99.0, 99.0)}, {"costs": 1 - np.eye(10)}, {"costs": np.zeros((10, 10))}])
 def test_a_perfect_model_and_equal_costs_have_a_page(changes):
     text = page(made_evidence("before", **changes))
-    assert "nan" not in text and "no change" in text
+    assert "nan" not in text
     assert ('id="mistakes"' in text) == (changes.get("costs", np.zeros(1)).any() > 0)
 
 
@@ -268,7 +340,9 @@ def test_the_command_writes_the_page_of_a_saved_classifier(tmp_path):
     assert told["verdict"] == verdict(EVIDENCE) and told["chosen"] == EVIDENCE.chosen
     for name, e in EVIDENCE.test.items():
         assert told["rows"][name]["test"]["cost_per_100"] == pytest.approx(100 * e.mean_cost)
-    assert Path(told["report"]).read_text(encoding="utf-8") == page(EVIDENCE)
+    assert Path(told["report"]).read_text(encoding="utf-8") == page(EVIDENCE, "model")  # no path of this machine
+    (folder / "model.safetensors").unlink()
+    assert program("report", folder).returncode == 0  # the network is not needed
     (folder / "model.json").write_text("{}")
     Path(told["report"]).write_text("old")
     ran = program("report", folder)

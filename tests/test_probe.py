@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import csada
+from csada.data import folder
 from csada.methods import METHODS
+from csada.workflow.fit import improve
 from csada.workflow.probe import Probe, mistakes, pictures
 
 
@@ -56,3 +59,20 @@ def test_pictures_are_the_pixels_and_mistakes_come_costliest_first(digits):
     assert len(paid) == 24 and paid == sorted(paid, reverse=True) and found["mistakes"][:, 0].min() >= 5
     index, truth, called = found["mistakes"][0]
     assert truth == int(splits.test.y[index]) and called == predicted[index] and found["mistake_images"].shape[0] == 24
+
+
+@pytest.mark.filterwarnings("ignore:the true class scores no higher")  # it learnt nothing
+def test_mistakes_in_a_folder_of_images_keep_the_names_of_their_files(tmp_path):
+    colours = np.random.default_rng(0).integers(256, size=(2, 40, 8, 8, 3), dtype=np.uint8)
+    for label, images in zip(("a", "b"), colours, strict=True):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for i, image in enumerate(images):
+            Image.fromarray(image).save(tmp_path / "photos" / label / f"{label} {i}.png")
+    splits = folder.load(tmp_path / "photos", size=8)
+    start = csada.Classifier.of(csada.models.create("cnn", 2, channels=3, size=8), splits, architecture="cnn")
+    found = improve(start, splits, csada.CostMatrix([[0, 1], [5, 0]], ("a", "b")), options={"epochs": 0}).evidence
+    assert len(found.mistaken) == len(found.arrays["mistakes"]) > 0
+    for name, image, (_, truth, _) in zip(
+        found.mistaken, found.arrays["mistake_images"], found.arrays["mistakes"], strict=True
+    ):
+        assert name.startswith(f"{'ab'[truth]}/") and np.array_equal(Image.open(tmp_path / "photos" / name), image)

@@ -1,5 +1,7 @@
 """The project file and `csada init`, through the program and its parts."""
 
+import contextlib
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from test_cli import csada, inside, refused
 from typer.main import get_command
 
 from csada import Classifier, CostMatrix, InputError
+from csada.classifier import described
 from csada.cli import app
 from csada.cli.project import known_settings
 from csada.workflow.project import choose, read
@@ -129,6 +132,97 @@ def test_from_init_to_a_decision_without_a_flag(photos, tmp_path):
     images = sorted((photos / "seven").iterdir())[:3]
     rows = done("predict", *images).stdout.splitlines()
     assert len(rows) == 4 and rows[0].startswith("file,class,probability")
+
+
+TOML = """\
+data = "digits"
+scale = 0.3
+costs = "costs.csv"
+[train]
+model = "cnn"
+epochs = 1
+out = "baseline"
+[fit]
+model = "baseline"
+out = "model"
+epochs = 0
+[tune]
+model = "baseline"
+out = "tuned"
+epochs = 6
+trials = 1
+budget = 5
+[compare]
+methods = "penalty"
+[evaluate]
+model = "model"
+[report]
+folder = "model"
+[export]
+model = "model"
+[predict]
+model = "model"
+"""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A project in which fit and tune have each saved a model; the tuned one, which was trained, is cheaper."""
+    root = tmp_path_factory.mktemp("project")
+    (root / "csada.toml").write_text(TOML)
+    CostMatrix.pareto(10, seed=0).to_csv(root / "costs.csv")
+    with contextlib.chdir(root):
+        for word in ("train", "fit", "tune"):
+            run = inside(word)
+            assert run.returncode == 0, run.stderr
+    return root
+
+
+def told(root, *words):
+    """What a command says on stderr, but for the line that names the project file."""
+    with contextlib.chdir(root):
+        run = inside(*words)
+    assert run.returncode == 0, run.stderr
+    return [line for line in run.stderr.splitlines() if not line.startswith("settings from")]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "report", "export", "predict"])
+def test_of_two_models_the_cheaper_on_validation_is_taken_and_named(both, command):
+    words = [command, *(["zero.png", "--out", "rows.csv"] if command == "predict" else [])]
+    Image.new("L", (8, 8)).save(both / "zero.png")
+    costs = [described(both / name)[1] for name in ("tuned/model", "model")]
+    was = [100 * e.validation[e.chosen].mean_cost for e in costs]
+    assert was[0] < was[1]
+    assert told(both, *words) == [
+        f"takes tuned/model: it costs less on validation, {was[0]:.2f} against {was[1]:.2f} per 100; to take the other, "
+        "name model"
+    ]
+    named = [command, "model", *(["digits"] if command == "evaluate" else words[1:])]
+    assert told(both, *named) == []  # what is named is taken, without a word
+
+
+def test_what_changed_since_the_model_was_made_is_said_and_dates_do_not_count(both, tmp_path):
+    root = shutil.copytree(both, tmp_path / "copy")
+    costs, table = root / "costs.csv", CostMatrix.from_csv(root / "costs.csv")
+    costs.touch()
+    assert told(root, "report", "model") == []
+    values = table.values.copy()
+    values[0, 1], values[2, 3] = 99, 98
+    CostMatrix(values, table.classes).to_csv(costs)
+    for words, folder, command in (
+        (["report", "model"], "model", "csada fit"),
+        (["report", "tuned/model"], "tuned/model", "csada tune"),
+    ):
+        (line,) = told(root, *words)
+        assert line.startswith(f"changed since {folder} was made: costs.csv (0 labelled as 1: ")
+        assert line.endswith(f", now 99 and 1 more); run {command}")
+    table.to_csv(costs)
+    told(root, "train", "--seed", "1")
+    for words in (["report", "model"], ["compare", "--seeds", "1", "--epochs", "1", "--baseline-epochs", "1"]):
+        assert told(root, *words)[0] == "changed since model was made: the model baseline; run csada fit"
+    shutil.rmtree(root / "tuned")
+    costs.unlink()
+    assert told(root, "report") == ["changed since model was made: the model baseline; run csada fit"]
 
 
 def test_a_project_is_used_from_elsewhere_and_flags_add_to_its_options(tmp_path):

@@ -385,15 +385,11 @@ class Classifier:
         manifest = read_signed(folder, _Manifest, FORMAT)
         arrays = read_tensors(folder / ARRAYS, manifest.arrays, load_arrays)
         members = load_members(manifest.members, folder, len(manifest.classes), device, trust)
-        where, evidence = str(folder / CONFIG), manifest.evidence
+        where, facts = str(folder / CONFIG), {name: getattr(manifest, name) for name in SHARED}
         try:
-            if evidence is not None:
-                evidence = replace(evidence, arrays={k: v for k, v in arrays.items() if k != "trained_on"})
             costs = CostMatrix(arrays["costs"], manifest.classes) if "costs" in arrays else None
-            trained_on, facts = (
-                arrays.get("trained_on", np.empty(0, np.uint64)),
-                {n: getattr(manifest, n) for n in SHARED},
-            )
+            trained_on = arrays.get("trained_on", np.empty(0, np.uint64))
+            evidence = _complete(manifest.evidence, arrays)
             return cls(members, costs=costs, trained_on=trained_on, evidence=evidence, **facts)
         except InputError as error:
             raise InputError(str(error) if where in str(error) else f"{folder}: {error}; fit the model again") from None
@@ -405,6 +401,20 @@ class Classifier:
         card: dict[str, Any] = {"data": self.training.data, "model": self.training.model} if self.training else {}
         card |= {"members": self._facts(), "views": list(self.views)}
         return export(self.network, self.input, self.input.normalization, self.rule, path, dtype, card)
+
+
+def described(folder: str | os.PathLike[str]) -> tuple[Training | None, Evidence | None]:
+    """How a saved classifier was trained and what is known about it, without reading or building its network."""
+    manifest = read_signed(folder := Path(folder), _Manifest, FORMAT)
+    arrays = read_tensors(folder / ARRAYS, manifest.arrays, load_arrays) if manifest.evidence else {}
+    try:
+        return manifest.training, _complete(manifest.evidence, arrays)
+    except InputError as error:
+        raise InputError(f"{folder}: {error}; fit the model again") from None
+
+
+def _complete(evidence: Evidence | None, arrays: Mapping[str, Any]) -> Evidence | None:
+    return evidence and replace(evidence, arrays={k: v for k, v in arrays.items() if k != "trained_on"})
 
 
 @dataclass(frozen=True)

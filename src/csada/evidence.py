@@ -118,6 +118,7 @@ class Evidence:
     trials: int = 0  # settings that were tried on the same validation samples
     seen: int = 0  # validation and test samples that the given model was trained on, kept knowingly
     admissions: tuple[Admission, ...] = ()  # the members of `after` in the order in which validation admitted them
+    mistaken: tuple[str, ...] = ()  # files of the pictured mistakes; () where the samples are no files
     arrays: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # kept in a file of their own
 
     def __post_init__(self) -> None:
@@ -146,6 +147,8 @@ class Evidence:
             if any(len(first) != len(other) for other in others):
                 raise InputError(f"{', '.join(group)} differ in length")
             numbers.append(first[:, -2:])  # truth and predicted
+        if self.mistaken and len(self.mistaken) != len(self.arrays.get("mistakes", ())):
+            raise InputError(f"the evidence does not fit together: {len(self.mistaken)} names of mistakes")
         for each in map(np.asarray, numbers):
             if each.size and not 0 <= each.min() <= each.max() < k:
                 raise InputError(f"the evidence does not fit together: it numbers classes {each.min()} to {each.max()}")

@@ -40,6 +40,8 @@ def evaluate(
     It decides by its own rule, by the most probable class (argmax), or by the rule of least expected cost, calibrated on
     the data's validation part.
 
+    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
+
     Example: csada evaluate out/fitted new-photos
     """
     from csada.workflow.evaluate import judge, part_for
@@ -102,6 +104,7 @@ def compare(
     Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
     """
     from csada.costs import CostMatrix
+    from csada.folders import locked
     from csada.workflow import compare as workflow
 
     def announce(planned: workflow.Comparison) -> None:
@@ -115,7 +118,13 @@ def compare(
             style=None,
         )
 
-    with cli.progress("training") as update:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
+    with locked(out) as mine, cli.progress("training") as update:
+        if not mine:
+            raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
         found = workflow.compare(
             data,
             costs,
@@ -171,30 +180,31 @@ def compare(
 def report(
     folder: Annotated[Path, Argument(help="A folder written by `csada fit`.")],
     out: Annotated[Path | None, Option(help="The page; else report.html in the folder.")] = None,
-    trust: cli.Trust = False,
     as_json: cli.AsJson = False,
 ) -> None:
     """Write one HTML file that shows what was trained, what its mistakes cost before and after, and how sure that is.
 
     The file needs nothing beside it: it can be sent by mail and opened in any browser.
 
+    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
+
     Example: csada report out/fitted --out report.html
     """
-    from csada.classifier import Classifier
+    from csada.classifier import described
     from csada.files import write_text
     from csada.report.card import verdict
     from csada.report.page import page
 
-    evidence = Classifier.load(folder, trust=trust).evidence
+    _, evidence = described(folder)
     if evidence is None:
         raise InputError(
             f"{folder} was trained but not fitted to costs; run csada fit, then csada report on its folder"
         )
-    target = out or folder / "report.html"
+    target, shown = out or folder / "report.html", folder.name if folder.is_absolute() else str(folder)
     if target.is_dir():
         raise InputError(f"{target} is a folder; name a file, for example --out {target / 'report.html'}")
     try:
-        write_text(target, page(evidence), errors="replace")  # names of folders need not be text
+        write_text(target, page(evidence, shown), errors="replace")  # names of folders need not be text
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror}; choose another place with --out") from None
     if as_json:

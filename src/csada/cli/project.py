@@ -20,6 +20,7 @@ if typing.TYPE_CHECKING:
     from csada.workflow.project import Commands
 
 FILE = "csada.toml"
+TAKE = ("evaluate", "report", "export", "predict")  # a model that fit or tune made: their first argument
 NAMES = ("data", "costs", "pretrained")  # text that may be a path
 STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
 
@@ -41,7 +42,7 @@ class ProjectGroup(TyperGroup):
         given = ctx.params.get("project")
         if ctx.resilient_parsing or "--help" in rest or not (given or Path(FILE).exists()):
             return name, command, rest
-        from csada.workflow.project import read
+        from csada.workflow.project import Models, read
 
         path = Path(given or FILE)
         depth = 1 if hasattr(command, "commands") else 0  # csada costs check: the group's command comes next
@@ -49,14 +50,28 @@ class ProjectGroup(TyperGroup):
         known = known_settings(self)
         if key not in known:
             return name, command, rest
-        settings = read(path, known)[key]
+        tables = read(path, known)
+        settings, models = tables[key], Models.of(tables)
         if settings:
             cli.warn(f"settings from {path}", style="dim")
         # What may be repeated goes before the flags that were given, which then add to it or win.
         flags = [word for s, values in settings.items() if s.flag for v in values for word in (s.flag, str(v))]
         defaults = {s.parameter: value for s, value in settings.items() if not s.flag}
         ctx.default_map = {name: {rest[0]: defaults} if depth else defaults}
-        return name, command, rest[:depth] + _model(command, defaults, rest) + flags + rest[depth:]
+        first = _model(command, defaults, rest)
+        if name in TAKE:
+            tried: Any = typing.cast("Any", command).make_context(
+                name, first + flags + rest, ctx, resilient_parsing=True
+            )
+            argument = tried.command.params[0].name
+            taken, why = Path(tried.params[argument] or ""), ""
+            if first or tried.get_parameter_source(argument).name == "DEFAULT_MAP":  # nobody named one
+                taken, why = models.choose(taken)
+                first, defaults[argument] = [str(taken)] * len(first), str(taken)
+            cli.warn(*filter(None, (why, models.outdated(taken))), style=None)
+        elif name == "compare" and models.fitted is not None:
+            cli.warn(*filter(None, [models.outdated(models.fitted)]), style=None)
+        return name, command, rest[:depth] + first + flags + rest[depth:]
 
     def invoke(self, ctx: Any) -> Any:
         try:

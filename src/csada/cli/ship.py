@@ -31,6 +31,8 @@ def export(
 ) -> None:
     """One ONNX file that takes raw pixels or rows and decides by cost, on any machine with onnxruntime.
 
+    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
+
     Example: csada export out/fitted --out pills.onnx
     """
     from csada.classifier import Classifier
@@ -62,6 +64,8 @@ def predict(
     device: Annotated[str | None, Option(metavar="cpu|cuda", help="A GPU where there is one.")] = None,
 ) -> None:
     """Decide new inputs: class, probability, expected cost, and whether to refer the case to a person.
+
+    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
 
     Example: csada predict out/fitted photos/ --out decisions.csv
     """

@@ -104,6 +104,7 @@ def load(
             normalization,
             augmentation if part == "train" else Augmentation(),
             content=np.array([listing.ids[path] for path in parts[part]], np.uint64),
+            names=tuple(parts[part]),
         )
         for part in PARTS
     )

@@ -38,11 +38,12 @@ class Part:
     augmentation: Augmentation = field(default_factory=Augmentation)
     costs: Tensor | None = None  # [N, K], only where costs differ from sample to sample
     content: NDArray[np.uint64] | None = None  # [N] ids of the files or rows that x was made from
+    names: tuple[str, ...] | None = None  # [N] of the files
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise InputError(f"{len(self.x)} samples but {len(self.y)} labels; give one label a sample")
-        for name, rows in (("costs", self.costs), ("content", self.content)):
+        for name, rows in (("costs", self.costs), ("content", self.content), ("names", self.names)):
             if rows is not None and len(rows) != len(self.y):
                 raise InputError(f"{len(rows)} rows of {name} but {len(self.y)} samples; give one row a sample")
 
@@ -79,7 +80,10 @@ class Part:
         index = torch.as_tensor(index, device=self.x.device)
         costs = None if self.costs is None else self.costs[index]
         content = None if self.content is None else self.content[index.cpu().numpy()]
-        return replace(self, x=self.x.index_select(0, index), y=self.y[index], costs=costs, content=content)
+        names = None if self.names is None else tuple(self.names[i] for i in index.tolist())
+        return replace(
+            self, x=self.x.index_select(0, index), y=self.y[index], costs=costs, content=content, names=names
+        )
 
 
 class Ids(NamedTuple):

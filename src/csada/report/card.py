@@ -16,7 +16,7 @@ SHOWN = 5  # pairs that are named
 
 
 def verdict(evidence: Evidence) -> str:
-    """What to use, in the first sentence; then what that achieves on test, and whether that is proven."""
+    """Three sentences: what to use; what that achieves on test; whether that is proven. A fourth where samples were seen."""
     row, start = evidence.chosen, evidence.test["before"]
     use = evidence.test[row]
     itself = f" on the {100 * use.coverage:.1f} % of cases that it decides itself" if use.referred else ""
@@ -25,15 +25,15 @@ def verdict(evidence: Evidence) -> str:
     flattered *= evidence.seen > 0
     if row == "before":
         return (
-            f"Keep the model as it was. On validation nothing costs less within {evidence.budget:g} points of accuracy. On "
-            f"test it costs {costs}.{flattered}"
+            f"Keep the model as it was. On test it costs {costs}. Nothing is saved: on validation nothing else costs less "
+            f"within {evidence.budget:g} points of accuracy.{flattered}"
         )
     low, high = evidence.change("before", row)
     change = f"{100 * (use.mean_cost - start.mean_cost):+.2f} per 100 (95 %: {low:+.2f} to {high:+.2f})"
     proven = "an increase beyond chance" if low > 0 else "not proven by these samples"
     return (
-        f"Use {ROWS[row]}. On validation it costs least within {evidence.budget:g} points of accuracy. On test it costs "
-        f"{costs}; the model as it was costs {_cost(start)} at {100 * start.accuracy:.2f} %. The change, {change}, is "
+        f"Use {ROWS[row]}. On test it costs {costs}; the model as it was costs {_cost(start)} at "
+        f"{100 * start.accuracy:.2f} %. The change, {change}, is "
         f"{'a saving beyond chance' if high < 0 else proven}.{flattered}"
     )
 
@@ -112,7 +112,19 @@ def results(evidence: Evidence) -> list[str]:
         cells = [f"**{row}**" if row == evidence.chosen else row, f"{100 * validation[row].accuracy:.2f} %"]
         cells += [_cost(validation[row]), f"{100 * e.accuracy:.2f} %", _cost(e), _interval(e)]
         lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
-    return [*lines, "", "Cost per 100 predictions, with its 95 % interval on test. Validation chose the row in bold."]
+    chosen = f"On validation the row in bold costs least within {evidence.budget:g} points of accuracy."
+    return [*lines, "", f"Cost per 100 predictions, with its 95 % interval on test. {chosen}"]
+
+
+def unproven(evidence: Evidence) -> str:
+    """One sentence on what the test part leaves open, even where a saving is beyond chance."""
+    pairs = [pair for pair in evidence.test[evidence.chosen].top_pairs(1) if pair.samples]
+    worst = "".join(
+        f"that {pair.truth} is rarely labelled as {pair.predicted} ({pair.errors} of {pair.samples} test samples: up to "
+        f"{100 * at_most(pair.errors, pair.samples):.1f}\u00a0% is possible), or "
+        for pair in pairs
+    )
+    return f"Not proven: {worst}that samples from other cameras, places or times cost the same."
 
 
 def limits(test: Evaluation, names: list[str]) -> list[str]:

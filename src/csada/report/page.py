@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from pathlib import Path
 
 import jinja2
 
 from csada.evidence import Evidence
 from csada.metrics import Evaluation
-from csada.report.card import verdict
+from csada.report.card import unproven, verdict
 from csada.report.sections import SECTIONS, critical, moment, number, percent, signed
 
+CRITICAL = "Critical errors"
 
-def page(evidence: Evidence) -> str:
-    """The page as text."""
+
+def page(evidence: Evidence, folder: str = "FOLDER") -> str:
+    """The page as text. folder: of the saved classifier, as the page's reader may type it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -36,7 +39,10 @@ def page(evidence: Evidence) -> str:
         data=evidence.data,
         headline=headline,
         verdict=told,
+        command=f"csada predict {shlex.quote(folder)} INPUTS",
+        unproven=unproven(evidence),
         trained=bool(evidence.history),
+        subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and bool(evidence.history))}",
         details=details(evidence),
         tiles=tiles(evidence),
         sections={name: content for name, content in sections.items() if content},
@@ -69,7 +75,7 @@ def details(evidence: Evidence) -> str:
 
 
 def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
-    """Name, value before, value after, note."""
+    """Name, value before ("" where it is the same model), value after, note."""
     start, end, rival = (evidence.test[name] for name in ("before", evidence.chosen, "before + rule"))
     points = f"{signed(100 * (end.accuracy - start.accuracy))} points"
     points += f", on {percent(end.coverage, 1)} of the cases" if end.referred else ""
@@ -80,7 +86,9 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
     ]
     if pairs := critical(start):
         first, last = (str(sum(pair.errors for pair in critical(e))) for e in (start, end))
-        found.append(("Critical errors", first, last, f"on the {len(pairs)} costliest pair{'s' * (len(pairs) > 1)}"))
+        found.append((CRITICAL, first, last, f"on the {len(pairs)} costliest pair{'s' * (len(pairs) > 1)}"))
+    if evidence.chosen == "before":
+        found = [(name, "", now, note if name == CRITICAL else "") for name, _, now, note in found]
     if evidence.chosen != "before + rule":
         found.append(("Rule alone, no training", was, alone, "cost per 100 predictions"))
     return found

@@ -25,6 +25,7 @@ from csada.report.charts import Axis, Cell, Line
 OUTCOMES = ("reached", "exhausted", "rejected", "skipped")
 CRITICAL = 3  # pairs that count as critical
 LISTED = 10  # pairs in a table
+NAME = 60  # letters of a file's name
 SIDE = 192  # pixels: larger images are made smaller
 
 Array = NDArray[Any]
@@ -48,8 +49,8 @@ def number(value: float, digits: int = 2) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
 
-def signed(value: float) -> str:
-    return ("+" if value > 0 else "") + number(value)
+def signed(value: float, digits: int = 2) -> str:
+    return ("+" if value > 0 else "") + number(value, digits)
 
 
 def percent(value: float, digits: int = 2) -> str:
@@ -91,9 +92,12 @@ def costs(evidence: Evidence) -> dict[str, Any]:
 
 
 def confusion(evidence: Evidence) -> dict[str, Any]:
+    """Rows that differ side by side, with the change; the saved row alone where none does."""
     classes, panels = evidence.classes, []
-    for i, pair in enumerate(comparisons(evidence)):
-        before, after = (_counts(evidence, row) for row in pair)
+    counts = {row: _counts(evidence, row) for row in evidence.test}
+    pairs = [pair for pair in comparisons(evidence) if not np.array_equal(counts[pair[0]], counts[pair[1]])]
+    for i, pair in enumerate(pairs or [(evidence.chosen, evidence.chosen)]):
+        before, after = (counts[row] for row in pair)
         width = max(before.shape[1], after.shape[1])  # one more than classes where a row refers cases to a person
         before, after = (np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in (before, after))
         columns = [*classes, "referred"][:width]
@@ -101,10 +105,14 @@ def confusion(evidence: Evidence) -> dict[str, Any]:
         shown = {
             row: _counted(evidence, table, columns, largest) for row, table in zip(pair, (before, after), strict=True)
         }
-        shown["change"] = _changed(before, after, columns)
-        title = f"Confusion matrix, {' to '.join(pair)}: "
+        wrong = {row: int((table * _mistakes(table)).sum()) for row, table in zip(pair, (before, after), strict=True)}
+        total = {row: f"{n:,} mistake{'s' * (n != 1)} in all" for row, n in wrong.items()}
+        if pairs:
+            shown["change"] = _changed(before, after, columns)
+            total["change"] = f"{signed(wrong[pair[1]] - wrong[pair[0]], 0)} in all"
+        title = f"Confusion matrix, {' to '.join(shown)}: "
         maps = [
-            (name, charts.heat_map(f"confusion-{i}-{j}", title + name, classes, columns, cells))
+            (name, total[name], charts.heat_map(f"confusion-{i}-{j}", title + name, classes, columns, cells))
             for j, (name, cells) in enumerate(shown.items())
         ]
         panels.append({"label": " → ".join(pair), "maps": maps})
@@ -123,12 +131,32 @@ def _counts(evidence: Evidence, row: str) -> Array:
 def mistakes(evidence: Evidence) -> dict[str, Any] | None:
     e, names = evidence.test[evidence.chosen], evidence.classes
     images, facts = (evidence.arrays.get(name, ()) for name in ("mistake_images", "mistakes"))
+    facts = np.asarray(facts).tolist()
+    files = [_tail(name) for name in evidence.mistaken] or [f"test no. {i}" for i, _, _ in facts]
     cards = [
-        {"image": picture(image), "index": i, "truth": names[y], "predicted": names[z], "cost": compact(e.costs[y, z])}
-        for image, (i, y, z) in zip(images, np.asarray(facts).tolist(), strict=True)
+        {
+            "image": picture(image),
+            "file": file,
+            "truth": names[y],
+            "predicted": names[z],
+            "cost": compact(e.costs[y, z]),
+        }
+        for image, file, (_, y, z) in zip(images, files, facts, strict=True)
     ]
     left = e.costliest_pairs(LISTED)
-    found = {"title": "Most expensive mistakes left", "cards": cards, "pairs": left, "total": e.total_cost}
+    every = int((e.confusion * _mistakes(e.confusion)).sum())
+    times, paid = every - sum(pair.errors for pair in left), sum(pair.errors * pair.cost for pair in left)
+    person = e.referred * e.referral_cost
+    sums = [("Other mistakes", times, e.total_cost - paid - person)] if times else []
+    sums += [("Left to a person", e.referred, person)] if e.referred else []
+    sums.append(("Total", every + e.referred, e.total_cost))
+    found = {
+        "title": "Most expensive mistakes left",
+        "cards": cards,
+        "pairs": left,
+        "sums": sums,
+        "total": e.total_cost,
+    }
     return found if left else None
 
 
@@ -145,7 +173,8 @@ def pairs(evidence: Evidence) -> dict[str, Any] | None:
             drawn = charts.whisker(f"pair-{i}-{kind}", told, kind, rate, 0.0, bound, most) if pair.samples else ""
             cells.append({"pair": pair, "rate": rate, "bound": bound, "whisker": drawn})
         lines.append(cells)
-    return {"title": "Critical pairs", "lines": lines, "sides": sides} if lines else None
+    sums = [sum(cells[i]["pair"].errors for cells in lines) for i in range(len(sides))]
+    return {"title": "Critical pairs", "lines": lines, "sides": sides, "sums": sums} if lines else None
 
 
 def frontier(evidence: Evidence) -> dict[str, Any]:
@@ -279,6 +308,11 @@ def picture(image: Array) -> Picture:
     shown.save(file, "PNG", optimize=True)
     uri = Markup("data:image/png;base64,") + base64.b64encode(file.getvalue()).decode()
     return Picture(uri, shown.width * max(1, round(120 / shown.width)), shown.width < 100)
+
+
+def _tail(name: str) -> str:
+    """The end of a file's name: what comes first is the same for many."""
+    return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
 
 
 def moment(text: str) -> str:

@@ -151,11 +151,13 @@ def as_chosen(
 ) -> Classifier:
     """The classifier of the row that is cheapest on validation within the budget."""
     row = cheapest_within(evidence.validation, evidence.budget)
-    arrays = dict(evidence.arrays)
+    arrays, mistaken = dict(evidence.arrays), None
     if is_pictures(splits.test):
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
+        mistaken = splits.test.take(arrays["mistakes"][:, 0]).names
     chosen = classifiers[side_of(row)]
-    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=chosen.architecture)
+    about = {"chosen": row, "arrays": arrays, "architecture": chosen.architecture, "mistaken": mistaken or ()}
+    evidence = replace(evidence, **about)
     return replace(chosen, costs=costs, decision=evidence.decision, evidence=evidence)
 
 

@@ -10,13 +10,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from csada.classifier import described
 from csada.costs import did_you_mean
 from csada.data import BUILTIN, Splits, find, folder
 from csada.errors import InputError
+from csada.evidence import Evidence, Training
 from csada.reading import build, parse_json, plain, read_toml
+from csada.workflow.settings import costs_for
 
 # These may stand at the top.
 SHARED = ("data", "data_dir", "costs", "scale", "seed", "size", "flip", "skip_bad", "label", "ignore", "device")
@@ -107,6 +114,68 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
         except InputError:
             options[name] = value
     return options
+
+
+# -- the project's models -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Models:
+    """Where [fit] and [tune] save their models, and from what they make them; None where the file does not say."""
+
+    fitted: Path | None = None
+    tuned: Path | None = None
+    baseline: Path | None = None
+    costs: str | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Values]) -> Models:
+        fit, tune = ({s.parameter: v for s, v in settings.get(name, {}).items()} for name in ("fit", "tune"))
+        tuned = Path(tune["out"], "model") if "out" in tune else None
+        fitted, baseline = (Path(fit[key]) if key in fit else None for key in ("out", "model"))
+        return cls(fitted, tuned, baseline, fit.get("costs"))
+
+    def choose(self, named: Path) -> tuple[Path, str]:
+        """The model to take where the file names [fit]'s, and why; that of [tune] where it costs less on validation.
+
+        Only where both were judged by the same costs on the same validation samples.
+        """
+        (_, first), (_, second) = map(_known, (named, self.tuned))
+        if first is None or second is None or self.tuned is None or named != self.fitted:
+            return named, ""
+        same = all(np.array_equal(first.arrays[a], second.arrays[a]) for a in ("costs", "validation_labels"))
+        if not same:
+            return named, f"takes {named}: {self.tuned} is of other costs or data; to take that one, name it"
+        was, now = (100 * e.validation[e.chosen].mean_cost for e in (first, second))
+        taken, other, why = (self.tuned, named, "less") if now < was else (named, self.tuned, "no more")
+        numbers = f"{min(was, now):.2f} against {max(was, now):.2f}"
+        return taken, f"takes {taken}: it costs {why} on validation, {numbers} per 100; to take the other, name {other}"
+
+    def outdated(self, folder: Path) -> str:
+        """What changed since the model was made from it, and what to run; "" where nothing did. Contents count, not dates."""
+        if folder not in (self.fitted, self.tuned):
+            return ""
+        (training, evidence), (start, _) = map(_known, (folder, self.baseline))
+        command, changed = "csada tune" if folder == self.tuned else "csada fit", []
+        with suppress(InputError):  # who needs these costs says what is wrong with them
+            table = costs_for(self.costs, evidence.classes) if evidence and self.costs else None
+            if evidence and table and (pairs := np.argwhere(table.values != evidence.costs.values).tolist()):
+                (y, z), more = pairs[0], f" and {len(pairs) - 1} more" * (len(pairs) > 1)
+                names = f"{evidence.classes[y]} labelled as {evidence.classes[z]}"
+                changed.append(
+                    f"{os.path.normpath(str(self.costs))} ({names}: {evidence.costs[y, z]:.4g}, now {table[y, z]:.4g}{more})"
+                )
+        if training and start and (training.run, training.loss) != (start.run, start.loss):
+            changed.append(f"the model {self.baseline}")
+        return f"changed since {folder} was made: {' and '.join(changed)}; run {command}" if changed else ""
+
+
+def _known(folder: Path | None) -> tuple[Training | None, Evidence | None]:
+    """Nothing of a model that is missing or damaged: the command that takes it says so."""
+    try:
+        return (None, None) if folder is None else described(folder)
+    except InputError:
+        return None, None
 
 
 # -- a first project file --------------------------------------------------------------------------

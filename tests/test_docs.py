@@ -3,6 +3,7 @@
 import csv
 import doctest
 import functools
+import html
 import importlib
 import importlib.util
 import json
@@ -21,6 +22,7 @@ import pytest
 from browser import chromium
 from PIL import Image
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import csada
 from csada.cli import app
@@ -95,9 +97,14 @@ def test_examples_in_docstrings(module):
 # -- commands --------------------------------------------------------------------------------------
 
 
-def leaves(group, before=""):
-    for name, command in group.commands.items():
-        yield from leaves(command, f"{before}{name} ") if hasattr(command, "commands") else [(before + name, command)]
+def hook(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+leaves = hook("commands").leaves
 
 
 @pytest.fixture
@@ -140,6 +147,28 @@ def test_commands_in_a_sentence_exist_too(page):
         assert name, f"csada {' '.join(words)}"
         options = {option for parameter in known[name].params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options, words
+
+
+def test_the_reference_has_every_command_with_all_that_it_takes(site):
+    """Read from the commands' own help, as a user sees it, and not from what the reference is made of."""
+    _, *found = re.split(r'<h2 id="csada-([a-z-]+)">', site["commands.html"].read_text(encoding="utf-8"))
+    plain = (" ".join(html.unescape(re.sub(r"<[^>]+>", "", part)).split()) for part in found[1::2])
+    sections = dict(zip(found[::2], plain, strict=True))
+    for name, _ in leaves(get_command(app)):
+        shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "300", "TERM": "dumb"}).output
+        usage, summary, *_ = (line.strip() for line in shown.splitlines() if line.strip())
+        said = [*re.findall(r"--[a-z-]+", shown), *re.findall(r"\[default: ([^\]]+)\]", shown), summary]
+        section = sections[name.replace(" ", "-")]
+        assert not [words for words in {*said} - {"--help"} if words.removeprefix("no-") not in section], usage
+
+
+def test_exit_codes_are_named_once_in_the_reference():
+    told = {
+        page: re.findall(r"^\| (\d+) \|", text(page), re.MULTILINE)
+        for page in PAGES
+        if "exit code" in text(page).lower()
+    }
+    assert told == {"commands.md": ["0", "1", "2", "130", "143"]}
 
 
 QUICK = {  # what makes a command of the page short: before its own flags, which then win, and after them

@@ -162,10 +162,10 @@ def init(
     steps = {
         "csada costs check": "what the costs say",
         "csada train": f"{choice.train.model}, {choice.train.epochs} epochs, into baseline/",
-        "csada fit": "the expensive mistakes made rarer, into model/",
+        "csada fit": "fewer expensive mistakes, into model/",
         "csada report": "report.html",
         "csada export": "model.onnx",
-        "csada predict IMAGES": "decisions on new ones",
+        "csada predict INPUTS": "decisions on new images or rows",
     }
     lines = [f"\nNext: say in {table} what each mistake costs. Then" if is_new else "\nNext:"]
     lines += [f"  cd {out}"] if out != Path(".") else []

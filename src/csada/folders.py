@@ -80,7 +80,7 @@ def _is_in(out: Path, lock: IO[str]) -> bool:
 
 @contextmanager
 def replaced(out: Path) -> Iterator[Path]:
-    """An empty folder to write to, which is `out` in the end; other files that lie there stay."""
+    """An empty folder to write to, which is `out` in the end; other files in it stay."""
     out = usable(out)
     new = beside(out) / uuid4().hex
     try:

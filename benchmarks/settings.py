@@ -1,4 +1,4 @@
-"""Which settings should a table's methods have? Asked of validation data, one fine-tuning a candidate.
+"""Which settings should a table's methods have? Asked of validation data, one fine-tuning per candidate.
 
     python benchmarks/settings.py table-cifar10 csada:lr=3e-5 csada:lr=1e-4 sosr:lr=1e-4 sosr:lr=3e-4
 

@@ -44,7 +44,7 @@ def epoch(
     step_size: float = 5e-4,
     steps: int = 10,
 ) -> Tensor:
-    """Algorithm 3, with M tasks a batch drawn by `weights` [C, C] in place of one pair; the last loss."""
+    """Algorithm 3, with M tasks per batch drawn by `weights` [C, C] in place of one pair; the last loss."""
     loss = torch.zeros(())
     for x, y in batches:
         pair = torch.multinomial(weights[y].flatten(), tasks, replacement=True)

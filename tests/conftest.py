@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-torch.set_num_threads(1)  # tests run side by side, one process a core
+torch.set_num_threads(1)  # tests run side by side, one process per core
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def test_every_attackable_class_of_a_batch_has_room(n):
 
 
 def enumerate_tasks(model, x, y, method):
-    """The average of a method with one task a batch over every task it can draw, by their exact probabilities."""
+    """The average of a method with one task per batch over every task it can draw, by their exact probabilities."""
     weights = torch.tensor(COSTS.weights(method.tau))
     mass = weights[y].sum()
     mean = 0

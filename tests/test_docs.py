@@ -1,11 +1,10 @@
 """What README and documentation show is true: code runs, commands exist, links lead somewhere, and nothing is fetched."""
 
-import csv
 import doctest
 import functools
+import html
 import importlib
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -16,11 +15,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
 import pytest
 from browser import chromium
-from PIL import Image
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import csada
 from csada.cli import app
@@ -29,6 +27,7 @@ from csada.workflow.project import choose, template
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+PARTS = ("train", "validation", "test")
 ELSEWHERE = {"adding-a-method.md"}  # test_adding_a_method.py runs its code and looks at what comes of it
 LIBRARIES = {"csada.lightning": ("lightning", "pytorch_lightning"), "transformers": ("transformers",)}
 
@@ -95,9 +94,14 @@ def test_examples_in_docstrings(module):
 # -- commands --------------------------------------------------------------------------------------
 
 
-def leaves(group, before=""):
-    for name, command in group.commands.items():
-        yield from leaves(command, f"{before}{name} ") if hasattr(command, "commands") else [(before + name, command)]
+def hook(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+leaves = hook("commands").leaves
 
 
 @pytest.fixture
@@ -142,61 +146,33 @@ def test_commands_in_a_sentence_exist_too(page):
         assert {word for word in words if word.startswith("--")} <= options, words
 
 
-QUICK = {  # what makes a command of the page short: before its own flags, which then win, and after them
-    "train": (["--epochs", "1"], []),
-    "fit": (["--epochs", "1"], []),
-    "tune": ([], ["--trials", "1", "--epochs", "1"]),
-}
-RUN = """
-import json, sys
-from csada.cli import app
-for words in json.load(sys.stdin):
-    print(">>>", *words, flush=True)
-    app(words, standalone_mode=False)
-    if words[0] == "init":
-        open("costs.csv", "w").write(sys.argv[1])
-"""
+def test_the_reference_has_every_command_with_all_that_it_takes(site):
+    """Read from the commands' own help, as a user sees it, and not from what the reference is made of."""
+    _, *found = re.split(r'<h2 id="csada-([a-z-]+)">', site["commands.html"].read_text(encoding="utf-8"))
+    plain = (" ".join(html.unescape(re.sub(r"<[^>]+>", "", part)).split()) for part in found[1::2])
+    sections = dict(zip(found[::2], plain, strict=True))
+    for name, _ in leaves(get_command(app)):
+        shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "300", "TERM": "dumb"}).output
+        usage, summary, *_ = (line.strip() for line in shown.splitlines() if line.strip())
+        said = [*re.findall(r"--[a-z-]+", shown), *re.findall(r"\[default: ([^\]]+)\]", shown), summary]
+        section = sections[name.replace(" ", "-")]
+        assert not [words for words in {*said} - {"--help"} if words.removeprefix("no-") not in section], usage
 
 
-def test_your_own_data_from_folder_to_decisions(tmp_path):
-    """Every command of the page, in its order, on a folder as it describes; compare alone would take minutes."""
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'csada[onnx]'")
-    page = text("own-data.md")
-    (costs,) = blocks(page, "csv")
-    names = re.findall(r"^  (\w+)/  ", blocks(page, "text")[0], re.MULTILINE)
-    draw = np.random.default_rng(0)
-    for k, name in enumerate(names):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(15):
-            pixels = draw.integers(60, size=(24, 24, 3)) + 60 * k
-            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "photos" / name / f"{i:04}.png")
-    listed = []
-    for name, *words in (words for _, *words in commands("own-data.md") if words[0] != "compare"):
-        before, after = QUICK.get(name, ([], []))
-        listed.append([name, *before, *words, *after])
-    every = {"data", "init", "costs", "train", "fit", "tune", "evaluate", "report", "export", "predict"}
-    assert {words[0] for words in listed} == every
-    ran = subprocess.run(
-        [sys.executable, "-c", RUN, costs],
-        input=json.dumps(listed),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "CSADA_CACHE": str(tmp_path / "cache")},
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "10 is paid when trazodone is labelled as glipizide" in ran.stdout
-    for made in ("report.html", "model.onnx", "table.csv", "model", "baseline", "tuned"):
-        assert (tmp_path / made).exists()
-    with (tmp_path / "decisions.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 15 and {row["class"] for row in rows} <= set(names)
+def test_exit_codes_are_named_once_in_the_reference():
+    told = {
+        page: re.findall(r"^\| (\d+) \|", text(page), re.MULTILINE)
+        for page in PAGES
+        if "exit code" in text(page).lower()
+    }
+    assert told == {"commands.md": ["0", "1", "2", "130", "143"]}
 
 
 def test_the_project_file_on_the_page_is_what_init_writes():
-    (project,) = map(tomllib.loads, blocks(text("own-data.md"), "toml"))
-    counts = {part: {"trazodone": 1, "glipizide": 1} for part in ("train", "validation", "test")}
-    assert project == tomllib.loads(template("photos", "costs.csv", counts, choose(1906, 960, True, gpu=False)))
+    (project,) = blocks(text("own-data.md"), "toml")
+    names = ["amlodipine", "glipizide", "ranitidine"]
+    counts = {part: dict.fromkeys(names, 0) | {"trazodone": n} for part, n in zip(PARTS, (1906, 631, 633), strict=True)}
+    assert project == template("photos", "costs.csv", counts, choose(1906, 960, True, gpu=False))
 
 
 # -- what the pages claim --------------------------------------------------------------------------
@@ -207,15 +183,30 @@ def test_the_page_on_methods_names_them_all():
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(csada.METHODS)
 
 
-@pytest.mark.parametrize("page", ["index.md", "choosing-a-method.md"])
+@pytest.mark.parametrize("page", ["../README.md", "index.md", "choosing-a-method.md"])
 def test_measured_numbers_stand_in_the_reproduction(page):
     measured = (DOCS / "reproduction.md").read_text() + "".join(p.read_text() for p in ROOT.glob("results/*.md"))
-    shown = re.sub(r"```.*?```", "", text(page), flags=re.DOTALL)
+    shown = re.sub(
+        r"```.*?```", "", text(page).split("## What the evidence says")[-1].split("## Your own")[0], flags=re.DOTALL
+    )
     quoted = re.findall(r"(?:\b|−)\d+\.\d\d\b|\d[\d.]* %", shown)
     assert quoted
     for number in quoted:
         before = r"[\d.]" if number.endswith("%") else r"[\d.−]"  # "by 16 %" stands there as −16 %
         assert re.search(rf"(?<!{before}){re.escape(number)}(?!\d)", measured), f"{page} says {number}"
+
+
+def test_the_citation_names_this_version_and_the_readmes_paper():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install 'csada[docs]'")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    (paper,), (entry,) = cited["references"], blocks((ROOT / "README.md").read_text(encoding="utf-8"), "bibtex")
+    people = " and ".join(f"{person['family-names']}, {person['given-names']}" for person in paper["authors"])
+    pages = f"{paper['start']}--{paper['end']}"
+    for value in (paper["title"], people, paper["journal"], paper["volume"], paper["issue"], pages, paper["year"]):
+        assert f"{{{value}}}" in entry
+    assert paper["url"].rpartition("/")[2] in entry
 
 
 def test_extras_that_are_named_can_be_installed():

@@ -178,7 +178,7 @@ def test_a_dead_rank_ends_the_run_and_a_restart_resumes_it(tmp_path):
         return {"cost": seen[-1][1]}
 
     began = time.monotonic()
-    with pytest.raises(RunError, match=r"rank 1 of the run ended with SIGKILL; start it again to go on from .*run.pt"):
+    with pytest.raises(RunError, match=r"rank 1 of the run ended with SIGKILL; start it again to resume from .*run.pt"):
         csada.fit(mortal, data, "csada", COSTS, devices=2, checkpoint=checkpoint, **kw)
     assert (
         time.monotonic() - began < 240

@@ -109,7 +109,7 @@ def photos(tmp_path_factory):
 def test_from_init_to_a_decision_without_a_flag(photos, tmp_path):
     made = csada("init", photos, "--out", tmp_path)
     assert made.returncode == 0 and made.stderr == ""
-    assert f"cd {tmp_path}" in made.stdout and "csada predict IMAGES" in made.stdout
+    assert f"cd {tmp_path}" in made.stdout and "csada predict INPUTS" in made.stdout
     project = tomllib.loads((tmp_path / "csada.toml").read_text())
     assert project["train"]["model"] == "cnn" and project["train"]["size"] == 8
     with (tmp_path / "costs.csv").open("a") as file:

@@ -24,7 +24,7 @@ PARETO = {"kind": "pareto", "seed": 0}
 
 
 def counts(classes=CLASSES, **errors):
-    """A hundred samples a class, all right but for errors given as y0z1=5: class 0 called 1 five times."""
+    """A hundred samples per class, all right but for errors given as y0z1=5: class 0 labelled as 1 five times."""
     table = 100 * np.eye(len(classes), dtype=int)
     for name, number in errors.items():
         y, z = int(name[1]), int(name[3])

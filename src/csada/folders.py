@@ -81,7 +81,7 @@ def _is_in(out: Path, lock: IO[str]) -> bool:
 
 @contextmanager
 def replaced(out: Path, outdated: Sequence[str] = ()) -> Iterator[Path]:
-    """An empty folder to write to, which is `out` in the end; other files that lie there stay, except those `outdated`."""
+    """An empty folder to write to, which is `out` in the end; other files in it stay, except those `outdated`."""
     out = usable(out)
     new = beside(out) / uuid4().hex
     try:

@@ -82,7 +82,7 @@ class CSADAClassifier(CostClassifier):
     (it gets `seed=` too if it takes that); None: an MLP with the widths `hidden`, and with hidden=() a linear model.
     X is [N, F] or images [N, C, H, W]. Features (channels) are standardised unless standardize=False, so step_size and
     epsilon are in standard deviations. epochs=0 starts from the module as it is; with warm_start=True a second `fit`
-    goes on from the fitted network without training the baseline again. `weight` is the paper's lambda.
+    continues from the fitted network without training the baseline again. `weight` is the paper's lambda.
     sample_weight repeats samples in training, as often as it says; fractions are rounded so that the sums agree.
     """
 
@@ -416,7 +416,7 @@ def standardization(X: Array) -> Normalization:
 
 
 def margins(scores: Array) -> Array:
-    """scikit-learn's shape of a decision function: one column a class, but a single margin for two classes."""
+    """scikit-learn's shape of a decision function: one column per class, but a single margin for two classes."""
     return np.asarray(scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores)
 
 

@@ -28,7 +28,7 @@ Told = Callable[[dict[str, Any], Any], Any]  # an on_epoch: of `fit`, or of anyt
 
 
 class CSVFolder(CSVLogger):
-    """Fabric's metrics.csv, written every epoch; the settings, for which Fabric has no place, lie beside it."""
+    """Fabric's metrics.csv, written every epoch; the settings, for which Fabric has no place, are in a file beside it."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder, name=None, flush_logs_every_n_steps=1)

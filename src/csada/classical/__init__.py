@@ -1,4 +1,4 @@
-"""CSADA beyond neural networks, and the classical rivals, as scikit-learn estimators; one file an idea."""
+"""CSADA beyond neural networks, and the classical rivals, as scikit-learn estimators; one file per idea."""
 
 from csada.classical.augmented import AugmentedClassifier
 from csada.classical.cost_sensitive_svm import CostSensitiveSVM

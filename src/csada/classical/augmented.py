@@ -39,7 +39,7 @@ def _has_probabilities(self: Any) -> bool:
 class AugmentedClassifier(CostClassifier):
     """estimator: any classifier whose `fit` takes sample_weight. epsilon and step_size are in standard deviations.
 
-    `outcomes_` counts, a row a round, how the attacks ended: skipped, rejected, reached, exhausted.
+    `outcomes_` counts, one row per round, how the attacks ended: skipped, rejected, reached, exhausted.
     """
 
     estimator: Any

@@ -7,7 +7,7 @@ here kappa is free and beta = r / kappa, r >= 1 being the ratio of the two costs
 p(+1) = 1 / (1 + r). hinge is max(0, .) with its corner rounded by a parabola of width 0.1, for L-BFGS; slopes at f = 0
 stay the same.
 
-More than two classes: one machine a class against the rest, for what missing it and calling others it cost on average.
+More than two classes: one machine per class against the rest, for what missing it and calling others it cost on average.
 """
 
 from __future__ import annotations

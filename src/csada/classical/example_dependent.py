@@ -85,7 +85,9 @@ def sample_costs(costs: Costs, n: int) -> Array | None:
     if table.shape == (2, 2):
         return None
     if table.shape != (n, 2):
-        raise InputError(f"costs of shape {table.shape}; give 2 x 2 for the classes, or ({n}, 2) with a row a sample")
+        raise InputError(
+            f"costs of shape {table.shape}; give 2 x 2 for the classes, or ({n}, 2) with one row per sample"
+        )
     if not (np.isfinite(table).all() and (table >= 0).all()):
         raise InputError("costs must be finite and zero or more; add a constant to a sample's row if it has gains")
     return table

@@ -33,21 +33,23 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
-OutDir = Annotated[Path, Option("--out", help="Folder for what is written.")]
+OutDir = Annotated[Path, Option("--out", help="The folder to write to.")]
 DataSet = Annotated[str, Argument(help="A data set's name, a folder of images or a CSV file.")]
-DataDir = Annotated[Path | None, Option(help="Where the data are.")]
+DataDir = Annotated[Path | None, Option(help="The folder of the data set's files.")]
 Scale = Annotated[float, Option(help="The fraction of the data to use.")]
 SkipBad = Annotated[bool, Option(help="Leave out images that cannot be decoded, and list them.")]
-Costs = Annotated[str, Option(help="A CSV file by class name; or uniform, pareto:SEED, pmi.")]
-Label = Annotated[str | None, Option(metavar="NAME", help="A table's column with the classes; else the last one.")]
-Ignore = Annotated[list[str] | None, Option(metavar="NAME[,NAME]", help="Columns of a table that are no features.")]
+Costs = Annotated[str, Option(help="A CSV file of costs; or uniform, pareto:SEED, pmi.")]
+Label = Annotated[
+    str | None, Option(metavar="NAME", help="A table's column with the classes; by default the last one.")
+]
+Ignore = Annotated[list[str] | None, Option(metavar="NAME[,NAME]", help="Columns of a table to leave out.")]
 Size = Annotated[int | None, Option(min=8, help="Pixels to which the sides of images are resized.")]
-Flip = Annotated[bool, Option(help="Mirror training images: where left and right mean the same.")]
+Flip = Annotated[bool, Option(help="Mirror training images; only if left and right mean the same.")]
 Device = Annotated[str, Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
 Model = Annotated[Path, Argument(help="A folder written by `csada train` or `csada fit`.")]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
 Track = Annotated[str | None, Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
-Seen = Annotated[str, Option(metavar="refuse|drop|keep", help="Test samples that the model was trained on.")]
+Seen = Annotated[str, Option(metavar="refuse|drop|keep", help="What to do with test samples it was trained on.")]
 Trust = Annotated[bool, Option(help="Run the code that a model's folder names (package.module:factory).")]
 
 

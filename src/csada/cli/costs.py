@@ -43,9 +43,9 @@ is paid when {truth} is labelled as {predicted}.
 def costs_new(
     data: cli.DataSet,
     out: Annotated[Path, Option("--out", help="The file to write.")] = Path("costs.csv"),
-    default: Annotated[float, Option(min=0, help="What every mistake costs until you say otherwise.")] = 1.0,
+    default: Annotated[float, Option(min=0, help="What a mistake costs that is not listed.")] = 1.0,
     matrix: Annotated[bool, Option("--matrix", help="A square table instead of a list of mistakes.")] = False,
-    force: Annotated[bool, Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
     data_dir: cli.DataDir = None,
     label: cli.Label = None,
     ignore: cli.Ignore = None,
@@ -81,14 +81,14 @@ def _quoted(name: str) -> str:
 
 @costs_app.command("check")
 def costs_check(
-    costs: Annotated[str, Argument(help="A CSV file by class name, or pmi.", metavar="FILE")],
+    costs: Annotated[str, Argument(help="A CSV file of costs, or pmi.", metavar="FILE")],
     data: Annotated[str | None, Option(help="The data the costs are for: names and test samples.")] = None,
     data_dir: cli.DataDir = None,
     label: cli.Label = None,
     ignore: cli.Ignore = None,
     as_json: cli.AsJson = False,
 ) -> None:
-    """What a file of costs says, in words, and what is odd about it. Exit code 2 when it cannot be used.
+    """Repeat a file of costs in words, and warn of what is odd about it.
 
     Example: csada costs check costs.csv --data photos
     """

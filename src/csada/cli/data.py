@@ -63,9 +63,9 @@ def data_show(
 @data_app.command("fetch")
 def data_fetch(
     name: Annotated[str, Argument(help="mnist or cifar10.")],
-    data_dir: Annotated[Path | None, Option(help="Where to put it; else $CSADA_DATA or the cache.")] = None,
+    data_dir: Annotated[Path | None, Option(help="Where to put it; by default $CSADA_DATA or the cache.")] = None,
 ) -> None:
-    """Download a public data set: resumed where it broke off, checked, and only then in its place.
+    """Download a public data set and check it. Interrupted? Run the same command again: it resumes.
 
     Example: csada data fetch mnist
     """
@@ -82,7 +82,7 @@ def data_save(
     out: Annotated[Path, Argument(help="The folder to make.")],
     data_dir: cli.DataDir = None,
     scale: cli.Scale = 1.0,
-    seed: Annotated[int, Option(help="Of the draw and of the splits.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the sample and of the split.")] = 0,
     size: cli.Size = None,
 ) -> None:
     """Write a data set of images as a folder of files by class, for instance to try csada on files.

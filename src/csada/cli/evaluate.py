@@ -81,13 +81,15 @@ def evaluate(
 def compare(
     data: cli.DataSet,
     costs: cli.Costs,
-    methods: Annotated[str | None, Option(help="Names with commas between, or all.")] = None,
+    methods: Annotated[str | None, Option(help="Names separated by commas, or all.")] = None,
     seeds: Annotated[int, Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
-    model: Annotated[str | None, Option(help="mlp, cnn, resnet9 or resnet34; else as csada train.")] = None,
-    recipe: Annotated[str | None, Option(help="Of the baseline; else as csada train.")] = None,
-    epochs: Annotated[int | None, Option(min=1, help="Of fine-tuning; some methods take five times as many.")] = None,
+    model: Annotated[str | None, Option(help="mlp, cnn, resnet9 or resnet34; by default as csada train.")] = None,
+    recipe: Annotated[str | None, Option(help="Recipe of the baseline; by default as csada train.")] = None,
+    epochs: Annotated[
+        int | None, Option(min=1, help="Epochs of fine-tuning; some methods take five times as many.")
+    ] = None,
     lr: Annotated[float | None, Option(help="Learning rate of fine-tuning, for every method.")] = None,
-    baseline_epochs: Annotated[int | None, Option(min=1, help="Of the baseline.")] = None,
+    baseline_epochs: Annotated[int | None, Option(min=1, help="Epochs of the baseline.")] = None,
     budget: Budget = 0.5,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
@@ -179,12 +181,12 @@ def compare(
 @cli.app.command()
 def report(
     folder: Annotated[Path, Argument(help="A folder written by `csada fit`.")],
-    out: Annotated[Path | None, Option(help="The page; else report.html in the folder.")] = None,
+    out: Annotated[Path | None, Option(help="The file to write; by default report.html in the folder.")] = None,
     as_json: cli.AsJson = False,
 ) -> None:
     """Write one HTML file that shows what was trained, what its mistakes cost before and after, and how sure that is.
 
-    The file needs nothing beside it: it can be sent by mail and opened in any browser.
+    It is one file without links: you can send it by mail and open it in any browser.
 
     In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
 

@@ -15,10 +15,12 @@ from csada.cli import common as cli
 if TYPE_CHECKING:
     from csada.workflow.tune import Tuning
 
-Budget = Annotated[float, Option(min=0, max=100, help="Points of accuracy that may be lost on validation; 100: any.")]
-Method = Annotated[str, Option(help="Any of csada.METHODS.")]
+Budget = Annotated[
+    float, Option(min=0, max=100, help="Accuracy budget: points that may be lost on validation; 100: any.")
+]
+Method = Annotated[str, Option(help="The method, such as csada, cost_weighted or sosr.")]
 SET = "Any option of fit or of the method; repeatable."
-BatchSize = Annotated[int | None, Option(min=1, help="Else 64 to 512, and at most an eighth of the samples.")]
+BatchSize = Annotated[int | None, Option(min=1, help="By default 64 to 512, at most an eighth of the samples.")]
 
 
 @cli.app.command("fit")
@@ -28,13 +30,13 @@ def fit_command(
     costs: cli.Costs,
     out: cli.OutDir = Path("out/fitted"),
     method: Method = "csada",
-    epochs: Annotated[int | None, Option(min=0, help="Else 10, for some methods 50; 0: only the rule.")] = None,
-    lr: Annotated[float | None, Option(help="Else 0.001 for cnn and mlp, 0.00002 to 0.0001 for ResNets.")] = None,
+    epochs: Annotated[int | None, Option(min=0, help="By default 10, for some methods 50; 0: only the rule.")] = None,
+    lr: Annotated[float | None, Option(help="By default 0.001 for cnn and mlp, 0.00002 to 0.0001 for ResNets.")] = None,
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
     refer: Annotated[float, Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")] = 0.0,
     seed: int = 0,
-    devices: Annotated[int, Option(min=1, help="Processes, on as many GPUs, or on the CPU.")] = 1,
+    devices: Annotated[int, Option(min=1, help="How many processes: one per GPU, or all on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
@@ -115,8 +117,8 @@ def tune(
     data: cli.DataSet,
     costs: cli.Costs,
     budget: Budget = 0.5,
-    trials: Annotated[int, Option(min=1, help="How many settings to try, with those done before.")] = 20,
-    epochs: Annotated[int, Option(min=1, help="Of each trial.")] = 5,
+    trials: Annotated[int, Option(min=1, help="How many settings to try, including those of earlier runs.")] = 20,
+    epochs: Annotated[int, Option(min=1, help="Epochs of each trial.")] = 5,
     method: Method = "csada",
     batch_size: BatchSize = None,
     timeout: Annotated[float | None, Option(min=0, help="Minutes after which no further trial starts.")] = None,

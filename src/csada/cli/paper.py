@@ -43,7 +43,7 @@ def toy(
     figure = toy_figure(*panels(toys[shown]), toys[shown].splits.classes, METHOD.epsilon)
     cli.say(f"toy, spread {spread:g}, mean over {seeds} seed{'s' * (seeds > 1)}; the figure shows seed {shown}")
     rows = []
-    for i, name in enumerate(("critical errors, green called blue", "accuracy (%)")):
+    for i, name in enumerate(("critical errors, green labelled as blue", "accuracy (%)")):
         rows.append((name, *(f"{sum(own[when][i] for own in numbers) / seeds:.2f}" for when in (0, 1))))
     cli.show_table(("before", "after"), rows)
     cli.show_files(save(figure, out / "toy.png"))
@@ -121,20 +121,20 @@ def tabular(
 @cli.app.command()
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="One of --list, all (the shortest first), or a TOML file of yours.")
+        str | None, typer.Argument(help="One of --list, all (the shortest first), or your own TOML file.")
     ] = None,
     scale: Annotated[
         str, typer.Option(help="smoke, fast, chosen (on validation), paper, or script (the authors').")
     ] = "fast",
-    show: Annotated[bool, typer.Option("--list", help="What there is, how far it is, how long it takes.")] = False,
-    runs: Annotated[Path, typer.Option(help="Folder of the runs; an interrupted one is continued there.")] = Path(
-        "runs"
-    ),
+    show: Annotated[
+        bool, typer.Option("--list", help="List the experiments: what is done, and how long the rest takes.")
+    ] = False,
+    runs: Annotated[Path, typer.Option(help="Folder of the runs; an interrupted one resumes there.")] = Path("runs"),
     results: Annotated[Path, typer.Option(help="Folder of the records; what they hold is not run again.")] = Path(
         "results"
     ),
     data: Annotated[str | None, typer.Option(help="Another data set, such as pmi for the photographs.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder of the data set's files.")] = None,
     all_pairs: Annotated[bool, typer.Option(help="Every pair of classes, not only the chosen ones.")] = False,
     methods: Annotated[str | None, typer.Option(help="Only these methods: csada,sosr.")] = None,
     matrices: Annotated[int | None, typer.Option(min=1, help="Only the first cost matrices.")] = None,

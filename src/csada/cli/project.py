@@ -1,4 +1,4 @@
-"""The project file: commands take from it what they are not told, and `csada init` writes one."""
+"""The project file: commands read from it the settings that are not given, and `csada init` writes one."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 @cli.app.callback(cls=ProjectGroup)
 def options(
     project: Annotated[
-        Path | None, Option(help="Where settings come from that are not given; csada.toml, where there is one.")
+        Path | None, Option(help="The file with the settings; by default csada.toml in this folder.")
     ] = None,
 ) -> None:
     """What holds for every command; ProjectGroup makes use of it."""
@@ -141,8 +141,8 @@ def options(
 def init(
     data: cli.DataSet,
     out: Annotated[Path, Option("--out", help="The project's folder.")] = Path("."),
-    costs: Annotated[str | None, Option(help="A CSV file that is there, or pmi; else a template is made.")] = None,
-    force: Annotated[bool, Option("--force", help="Overwrite the csada.toml that is there; never costs.")] = False,
+    costs: Annotated[str | None, Option(help="An existing CSV file, or pmi; by default a template is made.")] = None,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing csada.toml; never the costs.")] = False,
     label: cli.Label = None,
     ignore: cli.Ignore = None,
 ) -> None:
@@ -177,10 +177,10 @@ def init(
     steps = {
         "csada costs check": "what the costs say",
         "csada train": f"{choice.train.model}, {choice.train.epochs} epochs, into baseline/",
-        "csada fit": "the expensive mistakes made rarer, into model/",
+        "csada fit": "fewer expensive mistakes, into model/",
         "csada report": "report.html",
         "csada export": "model.onnx",
-        "csada predict IMAGES": "decisions on new ones",
+        "csada predict INPUTS": "decisions on new images or rows",
     }
     lines = [f"\nNext: say in {table} what each mistake costs. Then" if is_new else "\nNext:"]
     lines += [f"  cd {out}"] if out != Path(".") else []

@@ -22,9 +22,9 @@ FORMATS = ("csv", "jsonl")
 @cli.app.command()
 def export(
     model: Annotated[Path, Argument(help="A folder written by `csada train` or `csada fit`.")],
-    out: Annotated[Path | None, Option(help="The file to write; model.onnx in that folder unless told.")] = None,
+    out: Annotated[Path | None, Option(help="The file to write; by default model.onnx in that folder.")] = None,
     dtype: Annotated[
-        str | None, Option("--input", metavar="uint8|float32", help="What the file takes; as stored unless told.")
+        str | None, Option("--input", metavar="uint8|float32", help="What the file takes; by default as stored.")
     ] = None,
     trust: cli.Trust = False,
     as_json: cli.AsJson = False,
@@ -57,11 +57,11 @@ def predict(
     model: Annotated[Path, Argument(help="A folder of `csada train` or `csada fit`, or an exported .onnx file.")],
     inputs: Annotated[list[Path], Argument(help="Images, folders of images, or one CSV file of rows.")],
     form: Annotated[str, Option("--format", metavar="csv|jsonl", help="How the rows are written.")] = "csv",
-    out: Annotated[Path | None, Option(help="The file to write; else the rows are printed.")] = None,
+    out: Annotated[Path | None, Option(help="The file to write; by default the rows are printed.")] = None,
     every: Annotated[bool, Option("--all", help="Also what each class would be expected to cost.")] = False,
     batch_size: Annotated[int, Option(min=1, help="Samples decided at once.")] = 64,
     trust: cli.Trust = False,
-    device: Annotated[str | None, Option(metavar="cpu|cuda", help="A GPU where there is one.")] = None,
+    device: Annotated[str | None, Option(metavar="cpu|cuda", help="By default a GPU if there is one.")] = None,
 ) -> None:
     """Decide new inputs: class, probability, expected cost, and whether to refer the case to a person.
 

@@ -16,11 +16,11 @@ from csada.errors import InputError
 def train(
     data: cli.DataSet,
     out: cli.OutDir = Path("out/baseline"),
-    model: Annotated[str | None, Option(help="resnet34, resnet9, cnn or mlp; else by the data.")] = None,
+    model: Annotated[str | None, Option(help="resnet34, resnet9, cnn or mlp; by default what suits the data.")] = None,
     recipe: Annotated[
-        str | None, Option(help="small, fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9; else by the data.")
+        str | None, Option(help="small, fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9; by default by the data.")
     ] = None,
-    epochs: Annotated[int | None, Option(min=1, help="Instead of the recipe's.")] = None,
+    epochs: Annotated[int | None, Option(min=1, help="How many epochs; by default as the recipe says.")] = None,
     pretrained: Annotated[str | None, Option(help="Weights to start from: a file, or hub:OWNER/NAME.")] = None,
     seed: int = 0,
     scale: cli.Scale = 1.0,
@@ -32,10 +32,10 @@ def train(
     ignore: cli.Ignore = None,
     device: cli.Device = "auto",
     track: cli.Track = None,
-    force: Annotated[bool, Option("--force", help="Train anew what is there already.")] = False,
+    force: Annotated[bool, Option("--force", help="Train again, even if the folder holds a model.")] = False,
     as_json: cli.AsJson = False,
 ) -> None:
-    """Train a baseline: a model that makes as few mistakes as it can, whatever they cost.
+    """Train a baseline: a model that makes as few mistakes as possible. Costs are ignored.
 
     Without further options, model, image size and length suit the data: on a CPU some minutes of training. Interrupted?
     Run the same command again: it resumes.

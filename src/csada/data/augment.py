@@ -1,4 +1,4 @@
-"""Normalisation and augmentation as batched tensor operations, on whatever device the batch lies.
+"""Normalisation and augmentation as batched tensor operations, on the batch's device.
 
 Randomness comes from the generator that is handed in, so an epoch is the same whoever computes it, and however many do.
 """

@@ -1,4 +1,4 @@
-"""Where public data sets lie on this machine, and how they get there: resumed downloads, checked before use."""
+"""Where public data sets are on this machine, and how they get there: resumed downloads, checked before use."""
 
 from __future__ import annotations
 

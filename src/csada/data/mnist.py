@@ -1,4 +1,4 @@
-"""MNIST from its four IDX files, gzipped or not: a magic number, the sizes of the axes, then one byte a value."""
+"""MNIST from its four IDX files, gzipped or not: a magic number, the sizes of the axes, then one byte per value."""
 
 from __future__ import annotations
 

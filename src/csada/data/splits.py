@@ -42,10 +42,10 @@ class Part:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise InputError(f"{len(self.x)} samples but {len(self.y)} labels; give one label a sample")
+            raise InputError(f"{len(self.x)} samples but {len(self.y)} labels; give one label per sample")
         for name, rows in (("costs", self.costs), ("content", self.content), ("names", self.names)):
             if rows is not None and len(rows) != len(self.y):
-                raise InputError(f"{len(rows)} rows of {name} but {len(self.y)} samples; give one row a sample")
+                raise InputError(f"{len(rows)} rows of {name} but {len(self.y)} samples; give one row per sample")
 
     def __len__(self) -> int:
         return len(self.y)

@@ -56,7 +56,7 @@ class CostsByTruth:
         """[N, K]: what predicting each class costs, the truth being known; nothing where it is right."""
         truth = as_array(labels).astype(np.int64)
         if truth.shape != self.values.shape[:1]:
-            raise InputError(f"{truth.size} labels for costs of {len(self.values)} samples; give one label a row")
+            raise InputError(f"{truth.size} labels for costs of {len(self.values)} samples; give one label per row")
         rows = np.arange(len(truth))
         paid = np.repeat(self.values[rows, truth, None], self.values.shape[1], axis=1)
         paid[rows, truth] = 0.0
@@ -69,13 +69,13 @@ Costs = CostMatrix | CostsByTruth
 def _expected(p: Floats, costs: Costs) -> Floats:
     classes = costs.values.shape[1]
     if p.ndim != 2 or p.shape[1] != classes:
-        raise InputError(f"scores of shape {p.shape} for {classes} classes; give one column a class")
+        raise InputError(f"scores of shape {p.shape} for {classes} classes; give one column per class")
     if isinstance(costs, CostMatrix):
         return np.asarray(p @ costs.values)
     if len(costs.values) != len(p):
         raise InputError(
             f"costs of shape {costs.values.shape} for scores of shape {p.shape}; give ({classes}, {classes}), truth by "
-            f"prediction, or {p.shape}, a row a sample: what it costs to get it wrong, by its true class"
+            f"prediction, or {p.shape}, one row per sample: what it costs to get it wrong, by its true class"
         )
     weighted = p * costs.values
     return np.asarray(weighted.sum(1, keepdims=True) - weighted)

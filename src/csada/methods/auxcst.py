@@ -27,7 +27,7 @@ from csada.models.modes import borrowed_eval
 
 
 class AuxiliaryCosts(nn.Module):
-    """A cost regressor, and beside it one linear cost estimator a block."""
+    """A cost regressor, and beside it one linear cost estimator per block."""
 
     static = True
 

@@ -35,8 +35,8 @@ from csada.models.folded import foldable, folded_forward
 from csada.models.modes import borrowed_eval, changed, mixes_batch
 from csada.models.residual import ResNet
 
-PAIR_ESTIMATORS = ("paper", "unbiased", "class_mean")  # one pair a batch
-TASK_ESTIMATORS = ("per_sample", "task_mean")  # M tasks a batch
+PAIR_ESTIMATORS = ("paper", "unbiased", "class_mean")  # one pair per batch
+TASK_ESTIMATORS = ("per_sample", "task_mean")  # M tasks per batch
 BUCKET = 32  # in an eager step on a GPU, numbers of tasks that change from batch to batch are rounded up to a multiple
 LEAST_ROOM = 8
 ESTIMATORS = ("full", *PAIR_ESTIMATORS, *TASK_ESTIMATORS)

@@ -62,7 +62,7 @@ class LambdaPanel(NamedTuple):
     """The cost by one cost matrix as lambda grows."""
 
     weights: list[float]
-    costs: list[Array]  # for each lambda one value a replication
+    costs: list[Array]  # for each lambda one value per replication
     baseline: float
     rule: float  # the calibrated decision rule on the baseline
 
@@ -92,7 +92,7 @@ def lambda_figure(panels: Mapping[str, LambdaPanel], title: str) -> Figure:
 
 
 def convergence_figure(panels: Mapping[str, Mapping[int, Array]], title: str) -> Figure:
-    """panels: what is drawn -> epoch -> one value a replication. The band is the 90 % prediction interval."""
+    """panels: what is drawn -> epoch -> one value per replication. The band is the 90 % prediction interval."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 3.7), layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]

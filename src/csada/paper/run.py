@@ -116,7 +116,7 @@ def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
             log.flush()
             parent = multiprocessing.parent_process()
             if parent is not None and not parent.is_alive():
-                os._exit(1)  # whoever started us is gone; the next runner goes on from the checkpoint
+                os._exit(1)  # whoever started us is gone; the next runner resumes from the checkpoint
             if tell:
                 tell()
 
@@ -158,7 +158,7 @@ def run_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Calla
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """GPU kernels that always sum in one order, where there are any: a sweep that goes on elsewhere starts alike there."""
+    """GPU kernels that always sum in one order, where there are any: a sweep resumed elsewhere starts alike."""
     if device.type != "cuda":
         yield
         return

@@ -167,7 +167,7 @@ def _over(below: Toml, above: Toml) -> Toml:
 
 
 def describe(config: Config) -> str:
-    """The run's name for people."""
+    """The run's name, to be read."""
     if config["kind"] == "baseline":
         return f"baseline {config['data']} {config['model']} seed {config['seed']}"
     costs = config["costs"]

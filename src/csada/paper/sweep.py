@@ -272,7 +272,7 @@ def without(table: Entry, key: str) -> Entry:
 
 
 def write_record(path: Path, record: Entry) -> Path:
-    """JSON with a run a line."""
+    """JSON with one run per line."""
 
     def value(item: Any) -> str:
         if isinstance(item, list) and item and isinstance(item[0], dict):

@@ -117,7 +117,7 @@ WRITERS = {"md": markdown, "csv": comma_separated, "tex": latex}
 
 
 def write(table: Table, folder: str | os.PathLike[str]) -> list[Path]:
-    """One file a format; the paths written."""
+    """One file per format; the paths written."""
     return [write_text(Path(folder) / f"{table.name}.{suffix}", made(table)) for suffix, made in WRITERS.items()]
 
 

@@ -13,7 +13,7 @@ from csada.errors import InputError
 from csada.reading import build, parse_json, read_bytes
 from csada.sample import Sample
 
-METADATA, FORMAT = "csada", 2  # where a file's own description lies, and which one this version reads
+METADATA, FORMAT = "csada", 2  # where a file's own description is, and which one this version reads
 OUTPUTS = ("class", "probability", "expected_cost", "refer", "criterion")
 MOST = 2**34  # bytes
 
@@ -31,7 +31,7 @@ class About:
     input: Sample
     decision: dict[
         str, Any
-    ]  # and the costs: for people, the graph itself decides; a machine that predicts needs no SciPy
+    ]  # and the costs: to be read; the graph itself decides; a machine that predicts needs no SciPy
     costs: tuple[tuple[float, ...], ...]
     card: dict[str, Any]
 

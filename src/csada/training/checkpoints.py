@@ -1,4 +1,4 @@
-"""A run that was stopped goes on: its state in one file that knows which run it belongs to, and whether it is whole."""
+"""A run that was stopped resumes: its state in one file that knows which run it belongs to, and whether it is whole."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a stopped run needs to go on."""
+    """What a stopped run needs to resume."""
 
     origin: Origin
     model: dict[str, Any]

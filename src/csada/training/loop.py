@@ -83,11 +83,11 @@ def fit(
     from it. It belongs to its start weights, data, method and settings: any other run is refused. A damaged one is reported
     to the logger "csada", and the run starts anew.
 
-    devices=N trains on N processes, on the first N GPUs if the model lies on one, else on the CPU: each works on its share
+    devices=N trains on N processes, on the first N GPUs if the model is on one, else on the CPU: each works on its share
     of every batch, for the same update. `fit` starts them itself, and the model comes back to the caller; they read the
     script anew, so its work must stand under `if __name__ == "__main__":`. Or start it with `torchrun
     --nproc_per_node=N script.py`, the only way on several nodes: every process gets the model, and on_epoch is called on
-    rank 0. A process that dies ends the run with a RunError; started again, it goes on from its checkpoint.
+    rank 0. A process that dies ends the run with a RunError; started again, it resumes from its checkpoint.
 
     max_batch=B works on B samples at a time (and what is attacked of them) and adds the gradients up, for the same update
     in less memory; "auto" tries the whole batch, and halves it as long as the GPU's memory does not suffice.

@@ -97,7 +97,7 @@ class Ranks:
         return all(v == value for v in values)
 
     def add(self, loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-        """Give every parameter the sum of all ranks' gradients, in one message a data type; the sum of the losses."""
+        """Give every parameter the sum of all ranks' gradients, in one message per data type; the sum of the losses."""
         if self.world == 1:
             return loss
         total = loss
@@ -143,7 +143,7 @@ def connected() -> Iterator[None]:
         reason = str(error).splitlines()[0].partition(". ")[0]
         raise RunError(
             f"another process of this run is gone, or silent for {PATIENCE} ({reason}); "
-            "started again with its checkpoint, the run goes on from the last epoch"
+            "started again with its checkpoint, the run resumes from the last epoch"
         ) from error
 
 
@@ -166,7 +166,7 @@ def place(devices: int | None, num_nodes: int, device: torch.device) -> str:
     here = int(os.environ["LOCAL_WORLD_SIZE"]) if started > 1 else wanted
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and here > torch.cuda.device_count()):
         count = torch.cuda.device_count() if device.type == "cuda" else 1
-        raise InputError(f"the model lies on {device} and {here} processes were asked for; this machine has {count}")
+        raise InputError(f"the model is on {device} and {here} processes were asked for; this machine has {count}")
     return "join" if started > 1 else "start"
 
 
@@ -280,9 +280,9 @@ def failure(error: Exception, processes: list[Any], checkpoint: Path | None) -> 
             code = process.exitcode
             by = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             what = f"rank {rank} of the run ended with {by}"
-    way_on = "give checkpoint= to be able to go on after such an end"
+    way_on = "give checkpoint= to be able to resume after such an end"
     if checkpoint is not None:
-        way_on = f"start it again to go on from {checkpoint}, written after every epoch"
+        way_on = f"start it again to resume from {checkpoint}, written after every epoch"
     return RunError(f"{what}; {way_on}")
 
 

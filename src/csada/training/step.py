@@ -54,7 +54,7 @@ class Graphs:
             return self.captured[capacity](batch, generator)
 
     def capture(self, batch: Batch, generator: torch.Generator, capacity: int | None) -> bool:
-        """Whether it worked; where it did not, the reason is logged and the run goes on without graphs."""
+        """Whether it worked; where it did not, the reason is logged and the run continues without graphs."""
         before = State(self.model, self.optimizer)
         sizes = {} if capacity is None else {"capacity": capacity}
         self.memory = self.memory or torch.cuda.graph_pool_handle()

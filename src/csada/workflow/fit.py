@@ -156,8 +156,7 @@ def as_chosen(
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
         mistaken = splits.test.take(arrays["mistakes"][:, 0]).names
     chosen = classifiers[side_of(row)]
-    about = {"chosen": row, "arrays": arrays, "architecture": chosen.architecture, "mistaken": mistaken or ()}
-    evidence = replace(evidence, **about)
+    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=chosen.architecture, mistaken=mistaken or ())
     return replace(chosen, costs=costs, decision=evidence.decision, evidence=evidence)
 
 

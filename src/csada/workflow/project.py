@@ -1,4 +1,4 @@
-"""A project file: what the commands are to do when they are not told otherwise.
+"""A project file: settings of the commands that are not given on the command line.
 
 Keys at its top (data, costs, ...) hold for every command that has such a setting; a table holds for the command of its
 name, and its keys are that command's arguments and flags; compare trains its baselines as [train] says. Paths are relative
@@ -247,29 +247,29 @@ def template(data: str, costs: str, counts: Mapping[str, Mapping[str, int]], cho
     own = "\n".join(f"{key} = {json.dumps(value)}" for key, value in plain(choice.train).items() if value is not None)
     top = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in shared.items())
     return f"""\
-# A csada project. Commands started in this folder take from this file what they are not told; from elsewhere, write
-# csada --project FILE COMMAND. What is given on the command line wins. Paths are relative to this file.
-# A table such as [train] may hold any argument or flag of that command: csada train --help lists them.
+# A csada project. Commands that run in this folder read their settings here; from elsewhere: csada --project FILE COMMAND.
+# The command line wins over this file. Paths are relative to this file.
+# A table such as [train] may hold any argument or option of that command: csada train --help lists them.
 
 data = {json.dumps(data, ensure_ascii=False)}
 {top}# {len(counts["train"])} classes; {train} training, {validation} validation and {test} test samples
 costs = {json.dumps(costs, ensure_ascii=False)}  # what each mistake costs
 
-[train]  # a model that makes as few mistakes as it can, whatever they cost
+[train]  # the baseline: as few mistakes as possible; costs are ignored
 out = "baseline"
 # {choice.why}
 {own}
 
-[fit]  # the same model, made to avoid the expensive mistakes
+[fit]  # the same model, changed to avoid the expensive mistakes
 model = "baseline"
 out = "model"
 epochs = {choice.epochs}
-budget = 0.5  # points of accuracy that deciding by cost may lose
+budget = 0.5  # accuracy budget: points that may be lost on validation
 
 [evaluate]
 model = "model"
 
-[tune]  # not needed; looks for better settings than those of [fit]
+[tune]  # optional: searches for better settings than those of [fit]
 model = "baseline"
 out = "tuned"
 

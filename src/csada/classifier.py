@@ -5,8 +5,8 @@
 The network is one, or several members and views of the sample whose probabilities are averaged (csada.models.members).
 
 A folder holds it: model.json (what it is, how it came about), model.safetensors (weights; those of the second member are in
-model-2.safetensors, and so on), arrays.safetensors (costs, which samples it was trained on, the evidence), and, to be
-read, costs.csv and README.md. The hashes in model.json tell a damaged or half-copied folder. Nothing in it is ever executed, unless
+model-2.safetensors, and so on), arrays.safetensors (costs, which samples it was trained on, the evidence), and, to be read,
+costs.csv and README.md. The hashes in model.json tell a damaged or half-copied folder. Nothing in it is ever executed, unless
 it names a factory and the caller trusts it.
 """
 

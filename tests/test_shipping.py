@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,7 +304,7 @@ def test_the_file_describes_itself_and_says_nothing_of_the_machine(exported, cla
     about = json.loads({p.key: p.value for p in model.metadata_props}["csada"])
     ours = classifiers["everything"]
     assert about["classes"] == list(ours.classes) and about["decision"] == plain(ours.decision)
-    assert about["input"] == {"shape": [1, 8, 8], "dtype": "uint8", "columns": None}
+    assert about["input"] == {"shape": [1, 8, 8], "dtype": "uint8", "columns": None, "categories": []}
     assert about["costs"] == ours.costs.values.tolist() and about["csada"] == csada.__version__
     assert [o.name for o in model.graph.output] == ["class", "probability", "expected_cost", "refer", "criterion"]
     content = (exported / "everything.onnx").read_bytes()
@@ -550,3 +551,67 @@ def test_a_table_of_other_columns_is_refused_before_anything_is_written(rows, tm
     (tmp_path / "new.csv").write_text(text, errors="surrogateescape")
     with pytest.raises(InputError, match=message):
         predict(open_model(rows / "b", "cpu"), [tmp_path / "new.csv"])
+
+
+# tables with words and missing values
+
+
+@pytest.fixture(scope="module", params=["numbers and words", "words alone", "numbers alone"])
+def mixed(tmp_path_factory, request):
+    """A folder with a classifier, the table that it learned, and new rows that lack values and hold new words."""
+    root, generator = tmp_path_factory.mktemp("mixed"), np.random.default_rng(0)
+    named = {
+        "dose": [f"{v:.2f}" if v > -1 else "NA" for v in generator.normal(size=200)],
+        "age": [str(20 + v) for v in generator.integers(0, 60, 200)],
+        "colour": generator.choice(["red", "blue", "white", ""], 200),
+        "shape": generator.choice(["oval", "round"], 200),
+        "code": [f"c{v}" for v in generator.integers(0, 20, 200)],
+    }
+    names = [name for name in named if request.param != ("words alone" if name in ("dose", "age") else "numbers alone")]
+    lines = [",".join([*(named[name][i] for name in names), "abc"[i % 3]]) for i in range(200)]
+    (root / "data.csv").write_text("\n".join([",".join([*names, "risk"]), *lines]))
+    new = {"dose": "1.5,,?,NaN,-2,0", "age": "33,44,,55,0,1", "colour": "red,mauve,,NA,white,Red"}
+    new |= {"shape": ",oval,round,x,,x", "code": "c1,,c2,c3,c4,c5"}
+    cells = [new[name].split(",") for name in reversed(names)]  # columns are found by name
+    (root / "new.csv").write_text("\n".join(map(",".join, [names[::-1], *zip(*cells, strict=True)])))
+    splits = csada.data.load(root / "data.csv")
+    features = splits.shape[0]
+    costs = CostMatrix(CostMatrix.pareto(3, seed=0).values, splits.classes)
+    rule = MinimumExpectedCost(costs, 1.1, strength=0.6)
+    model = csada.fit(
+        create("mlp", 3, features=features), splits, "cross_entropy", epochs=3, lr=0.1, batch_size=32
+    ).model
+    given = {"architecture": "mlp", "arguments": {"features": features}}
+    Classifier.of(model, splits, costs, decision=rule, **given).save(root / "b")
+    return root
+
+
+def test_predict_encodes_new_rows_as_training_did(mixed):
+    model, unknown = open_model(mixed / "b", "cpu"), Counter()
+    rows = list(predict(model, [mixed / "new.csv"], unknown=unknown))
+    assert len(rows) == 6 and not any("error" in row for row in rows)
+    classifier = Classifier.load(mixed / "b")
+    assert unknown == Counter(
+        {name: n for name, n in (("colour", 2), ("shape", 2)) if name in classifier.input.columns}
+    )
+    labels = [row["risk"] for row in table((mixed / "data.csv").read_text())]
+    pairs = Counter(zip(labels, (row["class"] for row in predict(model, [mixed / "data.csv"])), strict=True))
+    judged = classifier.evaluate(mixed / "data.csv", part="all", seen="keep").confusion
+    assert [[pairs[y, z] for z in "abc"] for y in "abc"] == judged.tolist()
+
+
+@needs_onnx
+def test_an_exported_table_model_takes_words_and_missing_values_as_they_are(mixed, tmp_path):
+    classifier = Classifier.load(mixed / "b")
+    written = classifier.export(tmp_path / "m.onnx")
+    assert written.difference < 1e-4 and written.about.input.columns == classifier.input.columns
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    words = len(classifier.input.categories)
+    expected = {"input": "tensor(float)", "categories": "tensor(string)"}
+    assert {i.name: i.type for i in session.get_inputs()} == dict(list(expected.items())[: 1 + (words > 0)])
+    for name in ("new.csv", "data.csv"):
+        by_folder, by_file = (
+            list(predict(open_model(path, "cpu"), [mixed / name], every=True))
+            for path in (mixed / "b", tmp_path / "m.onnx")
+        )
+        assert_same_rows(by_folder, by_file)

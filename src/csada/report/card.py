@@ -48,7 +48,7 @@ def card(evidence: Evidence, takes: str) -> str:
         f"# {escaped(evidence.data)}: a classifier that knows what mistakes cost",
         "",
         f"A {escaped(evidence.architecture)} for {len(costs)} classes: {ROWS[evidence.chosen]}"
-        f"{f' ({trained})' if evidence.chosen.startswith('after') else ''}. It takes samples of {takes}.",
+        f"{f' ({trained})' if evidence.chosen.startswith('after') else ''}. It takes samples of {escaped(takes)}.",
         "",
         verdict(evidence),
         "",

@@ -12,7 +12,7 @@ import logging
 import os
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from csada.decisions import Abstention, Decision, MinimumExpectedCost
 from csada.errors import InputError, RunError
 from csada.files import whole
 from csada.reading import plain
+from csada.rows import MISSING, encoded
 from csada.sample import Dtype, Sample
 from csada.shipping.graph import Deployed
 from csada.shipping.onnx_file import FORMAT, METADATA, OUTPUTS, About
@@ -67,7 +68,11 @@ def export(
         raise InputError(f"unknown input {dtype!r}; known: {', '.join(known)}")
     if path.is_dir():
         raise InputError(f"{path} is a folder; name the file to write, such as {path / 'model.onnx'}")
-    takes = Sample(sample.shape, typing.cast(Dtype, dtype or sample.dtype), sample.columns)
+    if sample.columns and dtype == "uint8":
+        raise InputError(
+            "a table holds numbers with decimals and missing ones; leave out --input, or set it to float32"
+        )
+    takes = Sample(sample.shape, typing.cast(Dtype, dtype or sample.dtype), sample.columns, sample.categories)
     inner = rule.rule if isinstance(rule, Abstention) else rule
     costs = inner.costs
     if not isinstance(costs, CostMatrix):
@@ -78,7 +83,7 @@ def export(
     with _quiet():
         program = torch.onnx.export(
             deployed,
-            (samples(deployed, 2),),
+            (samples(deployed, 2)[0],),
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
@@ -88,12 +93,15 @@ def export(
         )
     assert program is not None
     passes.ClearMetadataAndDocStringPass()(program.model)  # it names files of the machine that exported
+    if takes.categories:
+        _take_words(program.model, takes, normalization.fill)
     program.model.metadata_props[METADATA] = json.dumps(plain(about))
     try:
         with whole(path) as partial:
             program.save(partial, external_data=False)
             session = onnxruntime.InferenceSession(partial, providers=["CPUExecutionProvider"])
-            difference = max(compare(session, deployed, samples(deployed, n, seed=n)) for n in (1, 5))
+            every = max(5, *(len(known) + len(MISSING) + 1 for known in takes.categories), 0)  # words, each once
+            difference = max(compare(session, deployed, *samples(deployed, n, seed=n)) for n in (1, every))
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}; what was there before is kept") from None
     return Exported(about, path.stat().st_size, difference)
@@ -113,18 +121,60 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def samples(deployed: Deployed, n: int, seed: int = 0) -> torch.Tensor:
-    """Random samples [n, ...] that look, to the normalisation, like those of training."""
-    noise = torch.randn((n, *deployed.sample.shape), generator=torch.Generator().manual_seed(seed))
+def _take_words(model: Any, sample: Sample, fill: Sequence[float]) -> None:
+    """The graph takes numbers [N, n] and words [N, m] in place of features [N, n + categories]: `encoded` in ONNX."""
+    import onnx_ir as ir
+
+    graph, tape = model.graph, ir.tape.Tape()
+    (features,) = graph.inputs
+    batch, n = features.shape[0], sample.numbers
+    numbers = ir.val("input", ir.DataType.FLOAT, ir.Shape([batch, n]))
+    words = ir.val("categories", ir.DataType.STRING, ir.Shape([batch, len(sample.categories)]))
+    blocks = [numbers]
+    for j, known in enumerate(sample.categories):
+        usual = int(np.argmax(fill[n : n + len(known)]))
+        keys = {**dict.fromkeys(MISSING, usual), **{word: k for k, word in enumerate(known)}}
+        column = tape.op("Gather", [words, tape.op("Constant", [], {"value": ir.tensor(np.array([j]))})], {"axis": 1})
+        table: dict[str, Any] = {"keys_strings": list(keys), "values_int64s": list(keys.values()), "default_int64": -1}
+        code = tape.op("LabelEncoder", [column], table, domain="ai.onnx.ml")
+        places = tape.op("Constant", [], {"value": ir.tensor(np.arange(len(known))[None])})
+        blocks.append(tape.op("Cast", [tape.op("Equal", [code, places])], {"to": int(ir.DataType.FLOAT)}))
+        n += len(known)
+    whole = tape.op("Concat", blocks, {"axis": 1})
+    features.replace_all_uses_with(whole)
+    graph.insert_before(graph[0], tape.nodes)
+    graph.inputs[:] = [numbers, words]
+    model.opset_imports["ai.onnx.ml"] = 3
+
+
+def samples(deployed: Deployed, n: int, seed: int = 0) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Random samples [n, ...] that look, to the normalisation, like those of training; and the same as a file takes them.
+
+    Of a table some numbers are missing. Words are all categories in turn, the signs of a missing one, and an unknown one.
+    """
+    generator, sample = torch.Generator().manual_seed(seed), deployed.sample
+    noise = torch.randn((n, *sample.shape), generator=generator)
     x = (noise - deployed.offset) / deployed.factor
-    return x.round().clamp(0, 255).to(torch.uint8) if deployed.sample.dtype == "uint8" else x
+    if sample.dtype == "uint8":
+        x = x.round().clamp(0, 255).to(torch.uint8)
+    if len(deployed.fill):
+        x[torch.rand(x.shape, generator=generator) < 0.2] = torch.nan
+    if not sample.categories:
+        return x, {"input": x.numpy()}
+    choices = [(*known, *MISSING, f"{''.join(known)}.") for known in sample.categories]
+    words = np.array([[each[i % len(each)] for each in choices] for i in range(n)], object)
+    numbers = x[:, : sample.numbers].numpy()
+    return torch.from_numpy(encoded(numbers, words, sample.categories)).float(), {"input": numbers, "categories": words}
 
 
-def compare(session: Any, deployed: Deployed, x: torch.Tensor) -> float:
-    """The largest difference between the file and PyTorch; a RunError where the file would decide otherwise."""
+def compare(session: Any, deployed: Deployed, x: torch.Tensor, given: Mapping[str, Any] | None = None) -> float:
+    """The largest difference between the file and PyTorch; a RunError where the file would decide otherwise.
+
+    given: what the file takes, where that is not x itself.
+    """
     with torch.inference_mode():
         chosen, p, expected, refer, criterion = (value.numpy() for value in deployed(x))
-    found = dict(zip(OUTPUTS, session.run(list(OUTPUTS), {"input": x.numpy()}), strict=True))
+    found = dict(zip(OUTPUTS, session.run(list(OUTPUTS), given or {"input": x.numpy()}), strict=True))
     unit, rows = max(1.0, float(deployed.costs.max())), np.arange(len(x))
     costs = [
         np.abs(found[name] - ours) / unit for name, ours in (("expected_cost", expected), ("criterion", criterion))

@@ -40,6 +40,7 @@ class Deployed(nn.Module):
     costs: Tensor
     factor: Tensor
     offset: Tensor
+    fill: Tensor
 
     def __init__(
         self, model: nn.Module, sample: Sample, normalization: Normalization, rule: MinimumExpectedCost | Abstention
@@ -55,7 +56,11 @@ class Deployed(nn.Module):
         mean, std = (np.reshape(values, shape) for values in (normalization.mean, normalization.std))
         for name, values in (("factor", 1 / (normalization.scale * std)), ("offset", -mean / std)):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
+        self.register_buffer("fill", torch.tensor(normalization.fill, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        logits = self.model(torch.addcmul(self.offset, x.float(), self.factor))
+        x = x.float()
+        if len(self.fill):
+            x = torch.where(x.isnan(), self.fill, x)
+        logits = self.model(torch.addcmul(self.offset, x, self.factor))
         return decide_in_torch(logits, self.scale, self.bias, self.costs, self.strength, self.unit, self.limit)

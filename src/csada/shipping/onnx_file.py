@@ -14,11 +14,12 @@ from csada.reading import build, parse_json, read_bytes
 from csada.sample import Sample
 
 METADATA, FORMAT = "csada", 2  # where a file's own description lies, and which one this version reads
+INPUTS = ("input", "categories")  # the second only where a table has categorical columns
 OUTPUTS = ("class", "probability", "expected_cost", "refer", "criterion")
 MOST = 2**34  # bytes
 
 Array = NDArray[Any]
-Decide = Callable[[Array], Sequence[Array]]  # samples [N, ...] as stored -> OUTPUTS
+Decide = Callable[..., Sequence[Array]]  # samples [N, ...] as stored, of a table also words [N, m] -> OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -59,4 +60,4 @@ def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:
     if (found := values.get("format") if isinstance(values, dict) else None) != FORMAT:
         raise InputError(f"{path} is of format {found!r}, this csada reads {FORMAT}; export the model again")
     about: About = build(About, values, str(path))
-    return about, lambda x: session.run(list(OUTPUTS), {"input": x})
+    return about, lambda *given: session.run(list(OUTPUTS), dict(zip(INPUTS, given, strict=False)))

@@ -167,7 +167,7 @@ class Classifier:
         return self.decision.automatic(self._costs).probabilities(self.logits(x))
 
     def expected_costs(self, x: Any) -> NDArray[np.float64]:
-        """[N, K]: what each answer is expected to cost. With a strength of 1 the decision is the least of them."""
+        """[N, K]: what each answer is expected to cost. With a strength of 1 the decision is the least of them (`decide`)."""
         return self.decision.automatic(self._costs).decide(self.logits(x)).expected_costs
 
     def predict(self, x: Any) -> NDArray[np.int64]:
@@ -175,15 +175,17 @@ class Classifier:
         return np.asarray(self.rule(self.logits(x)))
 
     def decide(self, x: Any) -> tuple[Any, ...]:
-        """Class [N], its probability [N], expected costs [N, K], refer [N], criterion [N, K]: as an exported file says it."""
+        """What an exported file says, in the same order: OUTPUTS of csada.shipping.onnx_file."""
         logits = self.logits(x)
         decided = self.decision.automatic(self._costs).decide(logits)
         rows, refer = np.arange(len(logits)), np.asarray(self.rule(logits)) == REFER
         return (
             decided.chosen,
             decided.probabilities[rows, decided.chosen],
-            decided.expected_costs,
+            decided.cost,
             refer,
+            decided.probabilities,
+            decided.expected_costs,
             decided.criterion,
         )
 

@@ -58,7 +58,9 @@ def predict(
     inputs: Annotated[list[Path], Argument(help="Images, folders of images, or one CSV file of rows.")],
     form: Annotated[str, Option("--format", metavar="csv|jsonl", help="How the rows are written.")] = "csv",
     out: Annotated[Path | None, Option(help="The file to write; else the rows are printed.")] = None,
-    every: Annotated[bool, Option("--all", help="Also what each class would be expected to cost.")] = False,
+    every: Annotated[
+        bool, Option("--all", help="Also probability, expected cost and criterion of each class.")
+    ] = False,
     batch_size: Annotated[int, Option(min=1, help="Samples decided at once.")] = 64,
     trust: cli.Trust = False,
     device: Annotated[str | None, Option(metavar="cpu|cuda", help="A GPU where there is one.")] = None,

@@ -25,9 +25,10 @@ from torch import nn
 import csada
 from csada.costs import CostMatrix
 from csada.data.augment import Normalization
-from csada.decisions import Abstention, Decision, MinimumExpectedCost
+from csada.decisions import Abstention, Decision, MinimumExpectedCost, mean_cost
 from csada.errors import InputError, RunError
 from csada.files import whole
+from csada.pixels import MODES, STEPS
 from csada.reading import plain
 from csada.rows import MISSING, encoded
 from csada.sample import Dtype, Sample
@@ -78,7 +79,19 @@ def export(
     if not isinstance(costs, CostMatrix):
         raise InputError("a rule with costs for each sample cannot be exported; only one with a cost matrix")
     decision = plain(Decision.of(rule))
-    about = About(FORMAT, csada.__version__, costs.classes, takes, decision, costs.values.tolist(), dict(card or {}))
+    unit = mean_cost(costs)
+    criterion = f"{inner.strength:g} * expected_costs + {1 - inner.strength:g} * {unit:g} * (1 - probabilities)"
+    about = About(
+        FORMAT,
+        csada.__version__,
+        costs.classes,
+        takes,
+        _prepared(takes, normalization),
+        OUTPUTS | {"criterion": f"{OUTPUTS['criterion']}: {criterion}"},
+        decision,
+        costs.values.tolist(),
+        dict(card or {}),
+    )
     deployed = Deployed(copy.deepcopy(network).cpu(), takes, normalization, rule).eval().requires_grad_(False)
     with _quiet():
         program = torch.onnx.export(
@@ -88,7 +101,7 @@ def export(
             verbose=False,
             opset_version=OPSET,
             input_names=["input"],
-            output_names=OUTPUTS,
+            output_names=tuple(OUTPUTS),
             dynamic_shapes=({0: torch.export.Dim("batch")},),
         )
     assert program is not None
@@ -119,6 +132,36 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def _prepared(sample: Sample, normalization: Normalization) -> dict[str, str]:
+    """How a picture or a row becomes what the file takes. Normalisation, filling in and encoding are inside."""
+    if not sample.is_row:
+        channels, height, width = sample.shape
+        most = f"0 to {normalization.scale:g}" if normalization.scale != 1 else "as in training"
+        found = {"layout": "NCHW", "size": f"{height} x {width}", "values": f"{sample.dtype}, {most}"}
+        if channels in MODES:
+            found |= {"colours": {"L": "grey"}.get(MODES[channels], MODES[channels]), "picture": "; ".join(STEPS)}
+        return found
+    found = {
+        "input": f"[N, {sample.numbers}] {sample.dtype}: "
+        + (", ".join((sample.columns or ())[: sample.numbers]) or "features")
+    }
+    if sample.categories:
+        pairs = zip(sample.categorical, sample.categories, strict=True)
+        listed = "; ".join(f"{name} is one of {', '.join(known)}" for name, known in pairs)
+        found["categories"] = f"[N, {len(sample.categories)}] text: {listed}; any other word is none of them"
+    if normalization.fill:
+        by_column: dict[str, str] = {}
+        for (name, category), value in zip(sample.features, normalization.fill, strict=True):
+            if not category or value:
+                by_column[name] = category or f"{value:g}"
+        usual = ", ".join(f"{name} {value}" for name, value in by_column.items())
+        signs = " or ".join(map(repr, MISSING))
+        found["missing"] = (
+            f"NaN in input, {signs} in categories; the training part's median or most frequent word stands for it: {usual}"
+        )
+    return found
 
 
 def _take_words(model: Any, sample: Sample, fill: Sequence[float]) -> None:
@@ -173,19 +216,23 @@ def compare(session: Any, deployed: Deployed, x: torch.Tensor, given: Mapping[st
     given: what the file takes, where that is not x itself.
     """
     with torch.inference_mode():
-        chosen, p, expected, refer, criterion = (value.numpy() for value in deployed(x))
+        ours = dict(zip(OUTPUTS, (value.numpy() for value in deployed(x)), strict=True))
     found = dict(zip(OUTPUTS, session.run(list(OUTPUTS), given or {"input": x.numpy()}), strict=True))
     unit, rows = max(1.0, float(deployed.costs.max())), np.arange(len(x))
-    costs = [
-        np.abs(found[name] - ours) / unit for name, ours in (("expected_cost", expected), ("criterion", criterion))
-    ]
+    chosen, expected, criterion = (ours[name] for name in ("class", "expected_costs", "criterion"))
     same = found["class"] == chosen
-    difference = float(
-        np.max([np.abs(found["probability"] - p)[same].max(initial=0), *map(np.max, costs)])
-    )  # NaN stays
+    differences = [
+        np.abs(found[name] - ours[name]) / scale
+        for name, scale in (("probabilities", 1.0), ("expected_costs", unit), ("criterion", unit))
+    ]
+    differences += [
+        np.abs(found[name] - ours[name])[same] / scale
+        for name, scale in (("probability", 1.0), ("expected_cost", unit))
+    ]
+    difference = float(np.max([values.max(initial=0) for values in differences]))  # NaN stays
     tied = np.abs(criterion[rows, found["class"]] - criterion[rows, chosen]) < AGREES * unit
     close = np.abs(expected[rows, chosen] - deployed.limit) < AGREES * unit
-    if not (difference < AGREES and (same | tied).all() and ((found["refer"] == refer) | close | ~same).all()):
+    if not (difference < AGREES and (same | tied).all() and ((found["refer"] == ours["refer"]) | close | ~same).all()):
         raise RunError(
             f"the exported model does not decide as PyTorch does (largest difference {difference:.2g}); nothing was written"
         )

@@ -45,9 +45,10 @@ class Model:
 
     def columns(self, every: bool = False) -> list[str]:
         """What `predict` says of a sample, in this order; `error` instead of the others where it cannot be read."""
-        costs = [f"{what}_{name}" for what in ("expected_cost", "criterion") for name in self.classes] if every else []
+        by_class = ("probability", "expected_cost", "criterion") if every else ()
+        more = [f"{what}_{name}" for what in by_class for name in self.classes]
         first = "row" if self.input.is_row else "file"
-        return [first, "class", "probability", "expected_cost", "refer", *costs, "error"]
+        return [first, "class", "probability", "expected_cost", "refer", *more, "error"]
 
 
 def open_model(path: str | os.PathLike[str], device: str | None = None, *, trust: bool = False) -> Model:
@@ -88,8 +89,9 @@ def predict(
 ) -> Iterator[Prediction]:
     """A row for every image in `inputs` (files, and folders of them), or for every row of a CSV file, in order.
 
-    A sample that cannot be read becomes a row with its name and an `error`. every: also the expected cost of each class,
-    and the criterion of which the chosen class has least (the expected cost where the rule's strength is 1).
+    Probability and expected cost are those of the decision. A sample that cannot be read becomes a row with its name and an
+    `error`. every: also those of each class, and the criterion of which the decision has least (the expected cost where
+    the rule's strength is 1).
     unknown: counts, by column, the words of a table that training did not have.
     """
     paths = [Path(path) for path in inputs]
@@ -113,13 +115,13 @@ def _predict(model: Model, source: Source, batch_size: int, every: bool, unknown
                 if isinstance(sample, str):
                     yield {name: which, "error": sample}
                     continue
-                k, p, costs, refer, criterion = next(decided)
-                if not (math.isfinite(p) and np.isfinite(costs).all()):
+                k, p, cost, refer, *by_class = next(decided)
+                if not (math.isfinite(p) and np.isfinite(by_class).all()):
                     yield {name: which, "error": "the model's scores are no numbers; check its weights and this input"}
                     continue
-                numbers = [p, costs[k], *((*costs, *criterion) if every else ())]
-                p, cost, *costs = (float(f"{number:.6g}") for number in numbers)
-                yield {name: which, **dict(zip(fields, [model.classes[k], p, cost, bool(refer), *costs], strict=True))}
+                numbers = [p, cost, *(np.ravel(by_class) if every else ())]
+                p, cost, *more = (float(f"{number:.6g}") for number in numbers)
+                yield {name: which, **dict(zip(fields, [model.classes[k], p, cost, bool(refer), *more], strict=True))}
 
 
 def _arrays(samples: Sequence[Array], given: Sample, unknown: Counter[str]) -> tuple[Array, ...]:

@@ -30,7 +30,11 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 ELSEWHERE = {"adding-a-method.md"}  # test_adding_a_method.py runs its code and looks at what comes of it
-LIBRARIES = {"csada.lightning": ("lightning", "pytorch_lightning"), "transformers": ("transformers",), "onnxruntime": ("onnxruntime",)}
+LIBRARIES = {
+    "csada.lightning": ("lightning", "pytorch_lightning"),
+    "transformers": ("transformers",),
+    "onnxruntime": ("onnxruntime",),
+}
 
 
 def text(page):

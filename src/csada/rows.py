@@ -103,4 +103,5 @@ def unknown(columns: Sequence[str], words: NDArray[np.object_], categories: Sequ
 def said_of_unknown(found: Counter[str]) -> Iterator[str]:
     for name, cells in found.items():
         if cells:
-            yield f"column {name!r}: {cells:,} cells hold a category that training lacks; they count as none of its categories"
+            hold = "1 cell holds" if cells == 1 else f"{cells:,} cells hold"
+            yield f"column {name!r}: {hold} a category that training lacks; unknown ones count as none of its categories"

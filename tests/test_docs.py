@@ -29,7 +29,11 @@ DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 PARTS = ("train", "validation", "test")
 ELSEWHERE = {"adding-a-method.md"}  # test_adding_a_method.py runs its code and looks at what comes of it
-LIBRARIES = {"csada.lightning": ("lightning", "pytorch_lightning"), "transformers": ("transformers",)}
+LIBRARIES = {
+    "csada.lightning": ("lightning", "pytorch_lightning"),
+    "transformers": ("transformers",),
+    "onnxruntime": ("onnxruntime",),
+}
 
 
 def text(page):

@@ -12,6 +12,7 @@ from test_cli import inside, refused
 
 import csada
 from csada.decisions import threshold_for_budget
+from csada.metrics import at_most
 from csada.workflow.evaluate import judge
 
 COLOURS = {"amber": (220, 160, 30), "blue": (30, 60, 220), "cream": (240, 230, 200)}
@@ -106,6 +107,11 @@ def test_the_three_ways_to_decide(tmp_path):
         assert found["confusion"] == expected.confusion.tolist() and found["coverage"] == expected.coverage
         assert found["cost_per_100"] == pytest.approx(100 * expected.mean_cost)
         paid.add(found["cost_per_100"])
+        low, high = expected.interval("mean_cost")
+        assert found["interval"] == {"low": 100 * low, "high": 100 * high, "level": 0.95, "sides": 2}
+        pair, told = expected.top_pairs(1)[0], found["costliest"][0]
+        assert told["interval"] == {"low": pair.bounds.low, "high": pair.bounds.high, "level": 0.95, "sides": 2}
+        assert told["at_most"] == {"high": at_most(pair.errors, pair.samples), "level": 0.95, "sides": 1}
         errors = [pair["errors"] for pair in found["most_confused"]]
         assert errors == sorted(errors, reverse=True) and (name != "own" or 0 < found["coverage"] < 1)
     assert len(paid) == 3

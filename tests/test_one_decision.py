@@ -14,19 +14,20 @@ from csada.classifier import Classifier, Input, Member
 from csada.costs import CostMatrix
 from csada.data.augment import Normalization
 from csada.data.splits import Part
-from csada.decisions import Abstention, Decision, MinimumExpectedCost, Scaling
+from csada.decisions import Abstention, Decision, MinimumExpectedCost, Scaling, same_up_to
 from csada.evidence import HELD_OUT, Environment, Evidence
 from csada.methods.metacost import relabelled
 from csada.metrics import REFER
 from csada.reading import build, plain
 from csada.sample import Sample
 from csada.shipping.graph import Deployed, decide_in_torch
+from csada.shipping.onnx_file import OUTPUTS
 from csada.sklearn import CSADAClassifier, MinimumExpectedCostClassifier
 
 CASES, SAMPLES = 1000, 6
 SIZES = dict.fromkeys(("train", *HELD_OUT), SAMPLES)
 NOWHERE = Environment("", None, "", {}, "", 1)
-NAMES = ("class", "probability", "expected_cost", "refer", "criterion")
+NAMES = tuple(OUTPUTS)
 
 
 def random_costs(rng, k):
@@ -160,7 +161,8 @@ def test_a_thousand_cases_are_decided_alike_everywhere(session):
         whole, logits = random_case(seed)
         rule = whole.rule if isinstance(whole, Abstention) else whole
         decided, final = rule.decide(logits), whole(logits)
-        chosen, probability, expected, refer, criterion = session(logits, *parameters(whole))
+        by_file = session(logits, *parameters(whole))
+        chosen, probability, cost, refer, probabilities, expected, criterion = by_file
         assert np.array_equal(chosen, decided.chosen), seed
         assert np.array_equal(np.where(refer, REFER, chosen), final), seed
         costs, given = rule.costs, Input((rule.classes,))
@@ -169,7 +171,13 @@ def test_a_thousand_cases_are_decided_alike_everywhere(session):
         told = classifier.decide(logits)
         assert np.array_equal(told[0], chosen) and np.array_equal(told[3], refer), seed
         unit, rows = rule.costs.values.max(), np.arange(SAMPLES)
+        for said in (told, by_file):  # what is said of the decision is said of its class, which has the least criterion
+            k, p, c, _, every_p, every_c, least = said
+            assert np.array_equal(p, every_p[rows, k]) and np.array_equal(c, every_c[rows, k]), seed
+            assert (least[rows, k] <= same_up_to(least.min(1), decided.unit)).all(), seed
+        np.testing.assert_allclose(probabilities, decided.probabilities, atol=1e-12)
         np.testing.assert_allclose(probability, decided.probabilities[rows, chosen], atol=1e-12)
+        np.testing.assert_allclose(cost, decided.cost, atol=1e-12 * unit)
         np.testing.assert_allclose(expected, decided.expected_costs, atol=1e-12 * unit)
         np.testing.assert_allclose(criterion, decided.criterion, atol=1e-12 * max(unit, 1))
 

@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from csada.decisions import Abstention, Decision, MinimumExpectedCost, Scaling, 
 from csada.errors import InputError, RunError
 from csada.evaluation import predict_logits
 from csada.models import create
-from csada.pixels import square
+from csada.pixels import STEPS, square
 from csada.reading import plain
 from csada.sample import Sample
 from csada.shipping.graph import Deployed
@@ -45,6 +46,7 @@ needs_onnx = pytest.mark.skipif(onnx is None, reason="the extra [onnx] is not in
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 DIGITS = CostMatrix.pareto(10, seed=0)
+NAMES = ["class", "probability", "expected_cost", "refer", "probabilities", "expected_costs", "criterion"]
 RULES = {
     "argmax": argmax,
     "rule": MinimumExpectedCost(DIGITS, 1.3, strength=0.7),
@@ -155,7 +157,11 @@ def test_the_class_is_the_one_of_the_least_criterion_and_the_cost_is_the_expecte
     logits = np.random.default_rng(0).normal(0, 2, (300, 10)).astype(np.float32)
     whole = MinimumExpectedCost(DIGITS, strength=0.0) if name == "argmax" else RULES[name]
     decided = inner(whole).decide(logits)
-    chosen, p, expected, refer, criterion = (v.numpy() for v in deployed(whole, 10)(torch.from_numpy(logits)))
+    chosen, p, cost, refer, every, expected, criterion = (
+        v.numpy() for v in deployed(whole, 10)(torch.from_numpy(logits))
+    )
+    np.testing.assert_allclose(every, decided.probabilities)
+    np.testing.assert_allclose(cost, decided.cost)
     assert np.array_equal(chosen, decided.chosen) and np.array_equal(chosen, criterion.argmin(1))
     np.testing.assert_allclose(p, decided.probabilities[np.arange(300), chosen])
     np.testing.assert_allclose(expected, decided.expected_costs)
@@ -179,7 +185,7 @@ def test_among_classes_that_cost_the_same_the_likelier_wins():
 def test_a_classifier_without_costs_and_rule_takes_the_most_probable_class(digits, cnn):
     logits = predict_logits(cnn, digits).logits
     for decided in (plain_cnn := Classifier.of(cnn, digits)).decide(digits.test.x), graph(plain_cnn)(digits.test.x):
-        chosen, p, expected, refer, _ = map(torch.as_tensor, decided)
+        chosen, p, _, refer, _, expected, _ = map(torch.as_tensor, decided)
         assert torch.equal(chosen, logits.argmax(1)) and not refer.any()
         torch.testing.assert_close(p, logits.double().softmax(1).amax(1), atol=1e-5, rtol=0)
         torch.testing.assert_close(expected, 1 - logits.double().softmax(1), atol=1e-5, rtol=0)
@@ -198,6 +204,21 @@ def test_predict_sees_the_pixels_that_training_sees(tmp_path):
         assert np.array_equal(square((tmp_path / name).read_bytes(), 20), seen)
     grey = square((tmp_path / "b.png").read_bytes(), 20, channels=1)
     assert np.array_equal(grey, square((tmp_path / "b.png").read_bytes(), 20)[:1])
+
+
+def test_the_steps_that_a_file_names_give_the_same_pixels():
+    """16 bits to 8 and over white; upright; the largest square in the centre; Pillow's bilinear filter."""
+    assert len(STEPS) == 4
+    noise = np.random.default_rng(0).integers(0, 256, (31, 47, 4), dtype=np.uint8)
+    picture = Image.fromarray(noise)
+    picture.getexif()[0x0112] = 6
+    out = io.BytesIO()
+    picture.save(out, "PNG", exif=picture.getexif())
+    by_hand = Image.new("RGBA", picture.size, "white")
+    by_hand.alpha_composite(picture)
+    by_hand = by_hand.convert("RGB").rotate(-90, expand=True).crop((0, 8, 31, 39))
+    by_hand = by_hand.resize((20, 20), Image.Resampling.BILINEAR)
+    assert np.array_equal(square(out.getvalue(), 20), np.asarray(by_hand).transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.tif", "a.webp"])
@@ -237,7 +258,7 @@ def test_predict_decides_as_the_rule_does_on_the_data_themselves(saved, images, 
 
 def outputs(file, x):
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return session.run(["class", "probability", "expected_cost", "refer", "criterion"], {"input": x})
+    return session.run(NAMES, {"input": x})
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -246,9 +267,9 @@ def test_the_file_decides_as_the_classifier_does(exported, classifiers, digits, 
     for x in (digits.test.x, digits.test.x[:1]):
         expected = classifiers[name].decide(x)
         found = outputs(exported / f"{name}.onnx", x.numpy())
-        assert [v.dtype for v in found] == [np.int64, np.float64, np.float64, bool, np.float64]
+        assert [v.dtype for v in found] == [np.int64, np.float64, np.float64, bool, np.float64, np.float64, np.float64]
         assert np.array_equal(found[0], expected[0]) and np.array_equal(found[3], expected[3])
-        for i in (1, 2, 4):
+        for i in (1, 2, 4, 5, 6):
             np.testing.assert_allclose(found[i], expected[i], atol=1e-4)
 
 
@@ -275,7 +296,7 @@ def test_every_model_of_csada_can_be_exported(tmp_path, architecture, arguments,
     classifier = Classifier((member,), Input(shape, "uint8"), tuple(map(str, range(10))))
     assert classifier.export(tmp_path / "m.onnx").difference < 1e-4
     x = np.random.default_rng(0).integers(0, 256, (3, *shape), dtype=np.uint8)
-    np.testing.assert_allclose(outputs(tmp_path / "m.onnx", x)[2], classifier.expected_costs(x), atol=1e-4)
+    np.testing.assert_allclose(outputs(tmp_path / "m.onnx", x)[5], classifier.expected_costs(x), atol=1e-4)
 
 
 @needs_onnx
@@ -303,9 +324,14 @@ def test_the_file_describes_itself_and_says_nothing_of_the_machine(exported, cla
     about = json.loads({p.key: p.value for p in model.metadata_props}["csada"])
     ours = classifiers["everything"]
     assert about["classes"] == list(ours.classes) and about["decision"] == plain(ours.decision)
-    assert about["input"] == {"shape": [1, 8, 8], "dtype": "uint8", "columns": None}
+    assert about["input"] == {"shape": [1, 8, 8], "dtype": "uint8", "columns": None, "categories": []}
     assert about["costs"] == ours.costs.values.tolist() and about["csada"] == csada.__version__
-    assert [o.name for o in model.graph.output] == ["class", "probability", "expected_cost", "refer", "criterion"]
+    assert [o.name for o in model.graph.output] == list(about["outputs"]) == NAMES
+    assert "0.9 * expected_costs + 0.1 * " in about["outputs"]["criterion"]
+    assert (
+        about["prepared"].items()
+        >= {"layout": "NCHW", "size": "8 x 8", "colours": "grey", "values": "uint8, 0 to 16"}.items()
+    )
     content = (exported / "everything.onnx").read_bytes()
     assert b".py" not in content and os.fsencode(Path(csada.__file__).parent) not in content
 
@@ -356,11 +382,13 @@ def test_folder_and_file_give_the_same_rows(exported, images):
     left, right = ([json.loads(line) for line in done.stdout.splitlines()] for done in (by_folder, by_file))
     assert_same_rows(left, right)
     costlier = 0
-    for row in left:
-        cost, criterion = (
-            {k: row[f"{name}_{k}"] for k in map(str, range(10))} for name in ("expected_cost", "criterion")
+    for row in (*left, *right):
+        p, cost, criterion = (
+            {k: row[f"{name}_{k}"] for k in map(str, range(10))}
+            for name in ("probability", "expected_cost", "criterion")
         )
-        assert row["expected_cost"] == cost[row["class"]]
+        assert row["expected_cost"] == cost[row["class"]] and row["probability"] == p[row["class"]]
+        assert sum(p.values()) == pytest.approx(1, abs=1e-4)
         assert criterion[row["class"]] == min(criterion.values())
         costlier += row["expected_cost"] > min(cost.values())
     assert costlier > 0  # at this rule's strength, accuracy counts too
@@ -550,3 +578,73 @@ def test_a_table_of_other_columns_is_refused_before_anything_is_written(rows, tm
     (tmp_path / "new.csv").write_text(text, errors="surrogateescape")
     with pytest.raises(InputError, match=message):
         predict(open_model(rows / "b", "cpu"), [tmp_path / "new.csv"])
+
+
+# tables with words and missing values
+
+
+@pytest.fixture(scope="module", params=["numbers and words", "words alone", "numbers alone"])
+def mixed(tmp_path_factory, request):
+    """A folder with a classifier, the table that it learned, and new rows that lack values and hold new words."""
+    root, generator = tmp_path_factory.mktemp("mixed"), np.random.default_rng(0)
+    named = {
+        "dose": [f"{v:.2f}" if v > -1 else "NA" for v in generator.normal(size=200)],
+        "age": [str(20 + v) for v in generator.integers(0, 60, 200)],
+        "colour": generator.choice(["red", "blue", "white", ""], 200),
+        "shape": generator.choice(["oval", "round"], 200),
+        "code": [f"c{v}" for v in generator.integers(0, 20, 200)],
+    }
+    names = [name for name in named if request.param != ("words alone" if name in ("dose", "age") else "numbers alone")]
+    lines = [",".join([*(named[name][i] for name in names), "abc"[i % 3]]) for i in range(200)]
+    (root / "data.csv").write_text("\n".join([",".join([*names, "risk"]), *lines]))
+    new = {"dose": "1.5,,?,NaN,-2,0", "age": "33,44,,55,0,1", "colour": "red,mauve,,NA,white,Red"}
+    new |= {"shape": ",oval,round,x,,x", "code": "c1,,c2,c3,c4,c5"}
+    cells = [new[name].split(",") for name in reversed(names)]  # columns are found by name
+    (root / "new.csv").write_text("\n".join(map(",".join, [names[::-1], *zip(*cells, strict=True)])))
+    splits = csada.data.load(root / "data.csv")
+    features = splits.shape[0]
+    costs = CostMatrix(CostMatrix.pareto(3, seed=0).values, splits.classes)
+    rule = MinimumExpectedCost(costs, 1.1, strength=0.6)
+    model = csada.fit(
+        create("mlp", 3, features=features), splits, "cross_entropy", epochs=3, lr=0.1, batch_size=32
+    ).model
+    given = {"architecture": "mlp", "arguments": {"features": features}}
+    Classifier.of(model, splits, costs, decision=rule, **given).save(root / "b")
+    return root
+
+
+def test_predict_encodes_new_rows_as_training_did(mixed):
+    model, unknown = open_model(mixed / "b", "cpu"), Counter()
+    rows = list(predict(model, [mixed / "new.csv"], unknown=unknown))
+    assert len(rows) == 6 and not any("error" in row for row in rows)
+    classifier = Classifier.load(mixed / "b")
+    assert unknown == Counter(
+        {name: n for name, n in (("colour", 2), ("shape", 2)) if name in classifier.input.columns}
+    )
+    labels = [row["risk"] for row in table((mixed / "data.csv").read_text())]
+    pairs = Counter(zip(labels, (row["class"] for row in predict(model, [mixed / "data.csv"])), strict=True))
+    judged = classifier.evaluate(mixed / "data.csv", part="all", seen="keep").confusion
+    assert [[pairs[y, z] for z in "abc"] for y in "abc"] == judged.tolist()
+
+
+@needs_onnx
+def test_an_exported_table_model_takes_words_and_missing_values_as_they_are(mixed, tmp_path):
+    classifier = Classifier.load(mixed / "b")
+    written = classifier.export(tmp_path / "m.onnx")
+    assert written.difference < 1e-4 and written.about.input.columns == classifier.input.columns
+    told = written.about.prepared
+    if "colour" in classifier.input.columns:
+        assert "colour is one of blue, red, white; " in told["categories"] and "colour " in told["missing"]
+    if "dose" in classifier.input.columns:
+        assert told["input"] == "[N, 2] float32: dose, age"
+        assert f"stands for it: dose {classifier.input.normalization.fill[0]:g}, age " in told["missing"]
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    words = len(classifier.input.categories)
+    expected = {"input": "tensor(float)", "categories": "tensor(string)"}
+    assert {i.name: i.type for i in session.get_inputs()} == dict(list(expected.items())[: 1 + (words > 0)])
+    for name in ("new.csv", "data.csv"):
+        by_folder, by_file = (
+            list(predict(open_model(path, "cpu"), [mixed / name], every=True))
+            for path in (mixed / "b", tmp_path / "m.onnx")
+        )
+        assert_same_rows(by_folder, by_file)

@@ -9,14 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import Caught, caught, counts, refused, rows, within
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from test_cli import csada as program
 from test_cli import inside
 
 import csada.data
+from csada.classifier import Classifier
 from csada.data.splits import PARTS
 from csada.errors import InputError
+from csada.rows import MISSING
 from csada.sample import Sample
 from csada.workflow.predict import Model, predict
+
+TEN = "".join(f"{i},{'xy'[i % 2]}\n" for i in range(10))
 
 
 def write_table(path, n=100):
@@ -77,7 +84,7 @@ def test_rows_that_contradict_each_other_and_classes_without_rows_are_named(tmp_
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["x,y", *lines, "4.5,b", "5.5,a", "6.5,a"]))  # the first two with another label
     assert csada.data.load(path).warnings == (
-        f"{path}: the same numbers in two classes: line 6 and line 82, line 7 and line 83; keep the right ones",
+        f"{path}: the same values in two classes: line 6 and line 82, line 7 and line 83; keep the right ones",
     )
     path.write_text("\n".join(["x,y", *lines, "1000,c", "1001,c"]))
     found = set()
@@ -124,7 +131,8 @@ def test_training_and_predict_refuse_the_same_numbers(tmp_path, text):
 def test_a_column_of_words_is_never_taken_for_the_label_without_being_asked(tmp_path):
     lines = [f"{'fm'[i % 2]},{i},{i % 3}" for i in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["sex,age,outcome", *lines]))
-    refused(r"column 'sex': 'f' is not a finite number.* --label .* --ignore", tmp_path / "t.csv")
+    splits = csada.data.load(tmp_path / "t.csv")
+    assert (splits.columns, splits.categories, splits.classes) == (("age", "sex"), (("f", "m"),), ("0", "1", "2"))
     assert csada.data.load(tmp_path / "t.csv", label="sex").columns == ("age", "outcome")
 
 
@@ -140,10 +148,11 @@ def test_a_column_of_words_is_never_taken_for_the_label_without_being_asked(tmp_
         ("a;b\n1.234,5;x\n2;y\n", "line 2, column 'a': '1.234,5' is not a finite number"),
         ("a,a,b\n1,2,3\n", "several columns named 'a'"),
         ("a,b\n1,x\n\n2,y,z\n", "line 4 has 3 values; the header has 2 columns"),
-        ("a,b\n1,x\n\ntwo,y\n", "line 4, column 'a': 'two' is not a finite number"),
-        ("a,b\n1,x\n,y\n", "line 3, column 'a': '' is not"),
-        ("a,b\nnan,x\n1,y\n", "line 2, column 'a': 'nan' is not"),
+        (f"a,b\n{TEN}\ntwo,y\n", "line 13, column 'a': 'two' is not a finite number; correct it, or leave it empty"),
+        (f"a,b\n{TEN}\n1-2,x\n1.2.3,y\n", "line 13, column 'a': '1-2' is not a finite number"),
         ("a,b\n1,x\n2,\n", "line 3 has no label in column 'b'"),
+        ("a,b\n1,x\n2,NA\n", "line 3 has no label in column 'b'"),
+        (f"a,b,c\n{TEN.replace(',', ',?,')}", "column 'b' has no value in the training part.* --ignore b"),
         ("a,b\n1,x\n2,x\n", "labels of 1 class"),
         ("a,b\n1,x\n2,y\n", "too few rows"),
         ("dose,,risk\n1,2,a\n3,4,b\n", "column 2 has no name; name it or remove it"),
@@ -260,3 +269,121 @@ def test_a_label_that_is_none_is_named_where_the_table_cannot_be_split(tmp_path)
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["dose,risk,price", *(f"{i}.5,{i % 2},{i}.25" for i in range(100))]))
     refused("column 'price' has 100 different values .* --label", path)
+
+
+# -- words and missing values ----------------------------------------------------------------------
+
+
+def write_mixed(path, n=200):
+    """Numbers and words, some missing, and a few words that occur once. `weight` tells the number of the row."""
+    draw, table = np.random.default_rng(0), []
+    for i in range(n):
+        dose = MISSING[i % len(MISSING)] if i % 6 == 0 else f"{draw.normal(3 * (i % 2)):.4f}"
+        colour = MISSING[i % len(MISSING)] if i % 11 == 0 else ("red", "blue", "white")[i % 2 + (i % 5 == 0)]
+        table.append((colour, dose, f"{i}.5", f"odd{i}" if i % 20 == 3 else "oval", "ab"[i % 2]))
+    path.write_text("\n".join(map(",".join, [("colour", "dose", "weight", "shape", "risk"), *table])))
+    return np.array(table, object)
+
+
+def test_words_and_missing_values_are_encoded_as_by_scikit_learn_on_the_training_part_alone(tmp_path):
+    table = write_mixed(tmp_path / "t.csv")
+    splits = csada.data.load(tmp_path / "t.csv")
+    assert splits.columns == ("dose", "weight", "colour", "shape")
+    numbers = np.where(np.isin(table[:, 1:3], MISSING), "nan", table[:, 1:3]).astype(float)
+    words = np.where(np.isin(table[:, [0, 3]], MISSING), None, table[:, [0, 3]])
+    rows = {name: (part.x[:, 1].numpy() - 0.5).astype(int) for name, part in splits.parts.items()}
+    by_numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler()).fit(numbers[rows["train"]])
+    fill = SimpleImputer(missing_values=None, strategy="most_frequent")
+    by_words = make_pipeline(fill, OneHotEncoder(handle_unknown="ignore", sparse_output=False))
+    by_words.fit(words[rows["train"]])
+    assert not set(words[rows["test"], 1]) <= {None, *splits.categories[1]}  # a category that training lacks
+    for name, part in splits.parts.items():
+        expected = np.hstack([by_numbers.transform(numbers[rows[name]]), by_words.transform(words[rows[name]])])
+        found = part.batch(torch.arange(len(part))).x
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_what_was_found_in_a_table_is_said_once(tmp_path):
+    path = tmp_path / "t.csv"
+    write_mixed(path)
+    found = "\n".join(csada.data.load(path).warnings)
+    known = len(csada.data.load(path).categories[1])
+    assert f"{path}: categorical: colour (3 categories), shape ({known} categories)" in found
+    assert f"{path}: missing: colour (19 cells), dose (34 cells); the training part's median" in found
+    assert re.search(rf"{path}: column 'shape': {11 - known} cells hold a category that training lacks", found)
+    path.write_text("\n".join(["name,dose,risk", *(f"n{i},{i}.5,{'ab'[i % 2]}" for i in range(100))]))
+    (said,) = (line for line in csada.data.load(path).warnings if "--ignore" in line)
+    assert "column 'name' has 100 different words in 100 rows; if they are ids or free text: --ignore name" in said
+    path.write_text("\n".join(["name,dose,risk", *(f"n{i},{i}.5,{'ab'[i % 2]}" for i in range(2000))]))
+    refused("column 'name' has .* categories; at most 1,000 .* --ignore name", path)
+
+
+def test_a_row_keeps_its_part_whatever_others_make_of_its_columns(tmp_path):
+    """Words and missing values in other rows turn a column of numbers into a categorical one; ids and parts stay."""
+    path = tmp_path / "t.csv"
+    lines = [f"{i % 9},{i}.5,{'ab'[i % 2]}" for i in range(100)]
+    path.write_text("\n".join(["code,dose,risk", *lines]))
+    before = csada.data.load(path)
+    path.write_text("\n".join(["code,dose,risk", *lines, *(f"c{i % 9},{i}.75,a" for i in range(40)), ",1000.5,b"]))
+    after = csada.data.load(path)
+    assert before.categories == () and len(after.categories) == 1
+    for part in PARTS:
+        assert set(before.parts[part].ids) <= set(after.parts[part].ids)
+
+
+def test_a_table_of_numbers_alone_is_split_and_standardised_as_ever(tmp_path):
+    write_table(tmp_path / "t.csv")
+    splits = csada.data.load(tmp_path / "t.csv")
+    assert splits.fingerprint == "3c39e21571447c17"
+    assert splits.train.normalization.mean == (98.72009617857145, -2.979023678571429, 0.09999999999999994)
+
+
+@pytest.mark.parametrize("order", [("colour", "dose", "weight", "shape"), ("shape", "weight", "dose", "colour")])
+def test_a_classifier_encodes_other_tables_as_it_learned_to(tmp_path, order):
+    write_mixed(tmp_path / "t.csv")
+    splits = csada.data.load(tmp_path / "t.csv")
+    features = splits.shape[0]
+    arguments = {"architecture": "mlp", "arguments": {"features": features}}
+    csada.Classifier.of(csada.models.create("mlp", 2, features=features), splits, **arguments).save(tmp_path / "m")
+    classifier = Classifier.load(tmp_path / "m")
+    assert (
+        classifier.input.categories == splits.categories and classifier.input == Classifier.load(tmp_path / "m").input
+    )
+    odd, usual = {"colour": "mauve", "dose": "", "shape": "?"}, {"colour": "white", "dose": "2", "shape": "oval"}
+    rows = [{**(usual, odd)[i % 2], "weight": f"{i}.25"} for i in range(60)]
+    lines = [",".join([*(row[name] for name in order), "ab"[i % 2]]) for i, row in enumerate(rows)]
+    (tmp_path / "new.csv").write_text("\n".join([",".join([*order, "risk"]), *lines]))
+    new = classifier.load_data(tmp_path / "new.csv")
+    assert any("column 'colour': 30 cells hold a category that training lacks" in line for line in new.warnings)
+    norm = classifier.input.normalization
+    for part in classifier.adapt(new).parts.values():
+        for dose, weight, *one_hot in norm.undo(part.batch(torch.arange(len(part))).x).tolist():
+            is_odd = int(weight) % 2
+            assert dose == pytest.approx(norm.fill[0] if is_odd else 2, abs=1e-4)
+            assert one_hot[:3] == [0, 0, not is_odd]  # blue, red, white
+            assert one_hot[3:] == [name == "oval" for name in splits.categories[1]]
+    alone = csada.data.load(tmp_path / "new.csv")  # its categories are others
+    with pytest.raises(InputError, match=r"other categories .* 'colour'; .*load_data"):
+        classifier.adapt(alone)
+
+
+def test_the_commands_take_words_and_missing_values(tmp_path, monkeypatch):
+    data, new = tmp_path / "t.csv", tmp_path / "new.csv"
+    write_mixed(data)
+    lines = [f"mauve,,{1000 + i},oval,{'ab'[i % 2]}" for i in range(40)]
+    new.write_text("\n".join(["colour,dose,weight,shape,risk", *lines]))
+    monkeypatch.chdir(tmp_path)
+    said = "column 'colour': 40 cells hold a category that training lacks"
+    for words, expected in (
+        (("init", data), ""),
+        (("train", "--epochs", "1"), "categorical: colour (3 categories), shape ("),
+        (("fit", "--epochs", "0", "--costs", "uniform"), ""),
+        (("evaluate", "model", new), said),
+        (("predict", "model", new, "--out", "decisions.csv"), said),
+        (("report",), ""),
+    ):
+        run = inside(*words)
+        assert run.returncode == 0 and expected in run.stderr, run.stderr
+        assert run.stderr.count("categorical:") == (words[0] == "train")
+    assert "4 columns: dose, weight, colour (3 categories), shape (" in (tmp_path / "model" / "README.md").read_text()
+    assert len((tmp_path / "decisions.csv").read_text().splitlines()) == 41

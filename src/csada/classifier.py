@@ -78,7 +78,7 @@ class Input(Sample):
     @classmethod
     def of(cls, splits: Splits) -> Input:
         dtype: Dtype = "uint8" if splits.train.x.dtype == torch.uint8 else "float32"
-        return cls(splits.shape, dtype, splits.columns or None, splits.train.normalization)
+        return cls(splits.shape, dtype, splits.columns or None, splits.categories, splits.train.normalization)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +225,7 @@ class Classifier:
         return self.decision.automatic(self._costs).probabilities(self.logits(x))
 
     def expected_costs(self, x: Any) -> NDArray[np.float64]:
-        """[N, K]: what each answer is expected to cost. With a strength of 1 the decision is the least of them."""
+        """[N, K]: what each answer is expected to cost. With a strength of 1 the decision is the least of them (`decide`)."""
         return self.decision.automatic(self._costs).decide(self.logits(x)).expected_costs
 
     def predict(self, x: Any) -> NDArray[np.int64]:
@@ -233,15 +233,17 @@ class Classifier:
         return np.asarray(self.rule(self.logits(x)))
 
     def decide(self, x: Any) -> tuple[Any, ...]:
-        """Class [N], its probability [N], expected costs [N, K], refer [N], criterion [N, K]: as an exported file says it."""
+        """What an exported file says, in the same order: OUTPUTS of csada.shipping.onnx_file."""
         logits = self.logits(x)
         decided = self.decision.automatic(self._costs).decide(logits)
         rows, refer = np.arange(len(logits)), np.asarray(self.rule(logits)) == REFER
         return (
             decided.chosen,
             decided.probabilities[rows, decided.chosen],
-            decided.expected_costs,
+            decided.cost,
             refer,
+            decided.probabilities,
+            decided.expected_costs,
             decided.criterion,
         )
 
@@ -288,9 +290,11 @@ class Classifier:
     def load_data(self, source: str | os.PathLike[str], **options: Any) -> Splits:
         """A data set by name or path: images in the size that the network takes, of a table its columns by name.
 
-        Other columns of a table, such as an id, are not read. The last one that it does not take is the label unless told.
+        Missing values and words are encoded as in training. Other columns, such as an id, are not read. The last one that it
+        does not take is the label unless told.
         """
-        own = {"columns": self.input.columns} if self.input.is_row else {"size": self.input.shape[-1]}
+        table = {name: getattr(self.input, name) for name in ("columns", "categories", "normalization")}
+        own: dict[str, Any] = table if self.input.is_row else {"size": self.input.shape[-1]}
         known = datasets.options_of(source, options.get("data_dir"))
         return datasets.load(source, **{name: value for name, value in own.items() if name in known} | options)
 
@@ -302,16 +306,22 @@ class Classifier:
         if set(splits.classes) - set(self.classes) or (every_class and set(self.classes) - set(splits.classes)):
             changes = name_changes(splits.classes, self.classes)
             raise InputError(f"{splits.name} has other classes than the classifier: {changes}")
+        places, columns = None, self.input.columns or splits.columns
+        found, own = Input.of(splits).features, self.input.features
+        if found and own and found != own:
+            if changes := name_changes(splits.columns, columns):
+                raise InputError(f"{splits.name} has other columns than the classifier: {changes}")
+            if other := set(found) ^ set(own):
+                raise InputError(
+                    f"{splits.name} has other categories than the classifier in column {min(other)[0]!r}; load the table with "
+                    "Classifier.load_data, which encodes it as in training"
+                )
+            places = torch.tensor([found.index(feature) for feature in own])
         if self.input.shape != splits.shape:
             given = " x ".join(map(str, splits.shape))
             raise InputError(
                 f"the classifier takes samples of {self.input}; those of {splits.name} are {given}: see --size"
             )
-        places, columns = None, self.input.columns or splits.columns
-        if splits.columns and columns != splits.columns:
-            if changes := name_changes(splits.columns, columns):
-                raise InputError(f"{splits.name} has other columns than the classifier: {changes}")
-            places = torch.tensor([splits.columns.index(column) for column in columns])
         number = torch.tensor([self.classes.index(c) for c in splits.classes])
 
         def known(part: Part) -> Part:
@@ -322,7 +332,10 @@ class Classifier:
             return replace(part, x=x, y=number[part.y], normalization=self.input.normalization, costs=costs)
 
         train, validation, test = map(known, (splits.train, splits.validation, splits.test))
-        return replace(splits, train=train, validation=validation, test=test, classes=self.classes, columns=columns)
+        told = replace(
+            splits, classes=self.classes, columns=columns, categories=self.input.categories or splits.categories
+        )
+        return replace(told, train=train, validation=validation, test=test)
 
     def known(self, splits: Splits, name: str) -> NDArray[np.bool_]:
         """[N]: which samples of a part this classifier was trained on.

@@ -23,8 +23,14 @@ REFER = -1  # the prediction that leaves a case to a person
 
 
 class Interval(NamedTuple):
+    """Two-sided."""
+
     low: float
     high: float
+
+    def named(self, unit: float = 1.0, level: float = 0.95) -> dict[str, float]:
+        """As JSON says it. unit: 100 for a cost per 100."""
+        return {"low": unit * self.low, "high": unit * self.high, "level": level, "sides": 2}
 
 
 def confusion_counts(truth: ArrayLike, predicted: ArrayLike, n: int) -> Counts:
@@ -99,6 +105,11 @@ def exact_bounds(errors: int, samples: int, confidence: float = 0.95) -> Interva
 def at_most(errors: int, samples: int, confidence: float = 0.95) -> float:
     """The one-sided upper bound on an error rate: 0 of 120 is at most 2.5 % (95 %)."""
     return exact_bounds(errors, samples, 2 * confidence - 1).high
+
+
+def named_bound(errors: int, samples: int, level: float = 0.95) -> dict[str, float]:
+    """`at_most` as JSON says it."""
+    return {"high": at_most(errors, samples, level), "level": level, "sides": 1}
 
 
 class Mean(NamedTuple):

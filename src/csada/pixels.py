@@ -21,6 +21,12 @@ PIXELS, SIDE = 178_956_970, 65_535  # the most that are decoded: Pillow's own li
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # those whose header tells the size that is decoded
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 MODES = {1: "L", 3: "RGB"}
+STEPS = (  # what `square` does, for those who do it themselves
+    "16 bits scaled to 8, transparent parts over white",
+    "turned upright as its EXIF orientation says",
+    "cut to the largest square in its centre",
+    "resized with Pillow's bilinear filter, which averages where it shrinks",
+)
 TURNS = {  # what makes a picture upright, by the orientation that its camera noted
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,

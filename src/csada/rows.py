@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from csada.errors import InputError
 from csada.files import regular
 
 LARGEST = float(np.finfo(np.float32).max)
-
-
+MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null")  # cells that hold no value
 DECIMALS = re.compile(r"[+-]?\d*([.,])\d+(?:[eE][+-]?\d+)?")
 AMBIGUOUS = re.compile(r"[+-]?[1-9]\d{0,2}([.,])\d{3}")  # thousands in some countries, decimals in others
 
@@ -71,3 +73,35 @@ def number(line: int, column: str, text: str, decimal: str = ".") -> float:
     if not abs(value) <= LARGEST:
         raise InputError(f"line {line}, column {column!r}: {text!r} is not a finite number")
     return value
+
+
+def number_or_nan(line: int, column: str, text: str, decimal: str = ".") -> float:
+    """NaN where the value is missing."""
+    return math.nan if text in MISSING else number(line, column, text, decimal)
+
+
+def encoded(
+    numbers: NDArray[np.floating], words: NDArray[np.object_], categories: Sequence[Sequence[str]]
+) -> NDArray[Any]:
+    """[N, features]: the numbers, then for each column of words a feature per category, which is 1 where it is that one.
+
+    A missing word is NaN in all of them, as a missing number is. A word that is no category is 0 in all of them.
+    """
+    blocks = [
+        np.where(np.isin(column, MISSING)[:, None], np.nan, column[:, None] == np.array(known, object))
+        for column, known in zip(words.T, categories, strict=True)
+    ]
+    return np.concatenate([numbers, *blocks], 1)
+
+
+def unknown(columns: Sequence[str], words: NDArray[np.object_], categories: Sequence[Sequence[str]]) -> Counter[str]:
+    """How many cells of each column hold a word that is no category of it."""
+    pairs = zip(columns, words.T, categories, strict=True)
+    return Counter({name: sum(word not in (*known, *MISSING) for word in column) for name, column, known in pairs})
+
+
+def said_of_unknown(found: Counter[str]) -> Iterator[str]:
+    for name, cells in found.items():
+        if cells:
+            hold = "1 cell holds" if cells == 1 else f"{cells:,} cells hold"
+            yield f"column {name!r}: {hold} a category that training lacks; unknown ones count as none of its categories"

@@ -109,8 +109,7 @@ def show_rows(evidence: Evidence) -> None:
 
 def numbers(e: Evaluation) -> dict[str, Any]:
     """An evaluation as plain values."""
-    low, high = e.interval("mean_cost")
-    cost = {"cost_per_100": 100 * e.mean_cost, "interval": [100 * low, 100 * high]}
+    cost = {"cost_per_100": 100 * e.mean_cost, "interval": e.interval("mean_cost").named(100)}
     return {"samples": e.samples, "accuracy": e.accuracy, **cost, "coverage": e.coverage}
 
 

@@ -115,7 +115,7 @@ def costs_check(
     if found["unproven"]:
         notes += ["\nNote: few test samples. What a test without a single such mistake would prove (95 %):"]
         for line in found["unproven"]:
-            proven = f"at most {100 * line['at_most']:.1f} % are" if line["samples"] else "nothing about those"
+            proven = f"at most {100 * line['at_most']['high']:.1f} % are" if line["samples"] else "nothing about those"
             notes += [f"  {line['truth']}, {line['samples']} samples: {proven} labelled as {line['predicted']}"]
         notes += ["  300 samples would prove 1 %."]
     cli.say(*lines)
@@ -142,7 +142,7 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
     """What there is to say about costs; `test` counts the test samples of each class."""
     import numpy as np
 
-    from csada.metrics import at_most
+    from csada.metrics import named_bound
 
     names, values = costs.classes, costs.values
     mistakes = values[~np.eye(len(costs), dtype=bool)]
@@ -176,7 +176,7 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
                     f"labelling anything as {name} is free: a rule that avoids costs would always answer {name}"
                 ]
     unproven = [
-        {"truth": names[y], "predicted": names[z], "samples": (n := test[names[y]]), "at_most": at_most(0, n)}
+        {"truth": names[y], "predicted": names[z], "samples": (n := test[names[y]]), "at_most": named_bound(0, n)}
         for y, z in shown
         if test is not None and test[names[y]] < FEW
     ]

@@ -44,6 +44,7 @@ def evaluate(
 
     Example: csada evaluate out/fitted new-photos
     """
+    from csada.metrics import named_bound
     from csada.workflow.evaluate import judge, part_for
     from csada.workflow.settings import costs_for
 
@@ -59,7 +60,13 @@ def evaluate(
         found = {"model": str(model), "data": splits.name, "part": part, "decision": told, **cli.numbers(e)}
         found |= {"trained_on": known, "classes": list(e.costs.classes), "confusion": e.confusion.tolist()}
         pairs = {"costliest": e.top_pairs(5), "most_confused": confused}
-        found |= {name: [p._asdict() | {"two_sided_95": p.bounds} for p in listed] for name, listed in pairs.items()}
+        found |= {
+            name: [
+                p._asdict() | {"interval": p.bounds.named(), "at_most": named_bound(p.errors, p.samples)}
+                for p in listed
+            ]
+            for name, listed in pairs.items()
+        }
         cli.show_json(found)
         return
     if known:

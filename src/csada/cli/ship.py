@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer import Argument, Option
 from csada.cli import common as cli
 from csada.errors import InputError, RunError
 from csada.files import whole
+from csada.rows import said_of_unknown
 
 FORMATS = ("csv", "jsonl")
 
@@ -58,7 +60,9 @@ def predict(
     inputs: Annotated[list[Path], Argument(help="Images, folders of images, or one CSV file of rows.")],
     form: Annotated[str, Option("--format", metavar="csv|jsonl", help="How the rows are written.")] = "csv",
     out: Annotated[Path | None, Option(help="The file to write; by default the rows are printed.")] = None,
-    every: Annotated[bool, Option("--all", help="Also what each class would be expected to cost.")] = False,
+    every: Annotated[
+        bool, Option("--all", help="Also probability, expected cost and criterion of each class.")
+    ] = False,
     batch_size: Annotated[int, Option(min=1, help="Samples decided at once.")] = 64,
     trust: cli.Trust = False,
     device: Annotated[str | None, Option(metavar="cpu|cuda", help="By default a GPU if there is one.")] = None,
@@ -77,7 +81,8 @@ def predict(
     from csada.workflow.predict import predict as rows_of
 
     opened = open_model(model, device, trust=trust)
-    rows = rows_of(opened, inputs, batch_size, every)
+    unknown: Counter[str] = Counter()
+    rows = rows_of(opened, inputs, batch_size, every, unknown)
     name, *_ = columns = opened.columns(every)
     total = 0 if out is None or opened.input.is_row else sum(1 for _ in files(inputs))
     done = failed = 0
@@ -102,6 +107,7 @@ def predict(
         if done == failed:
             where = ", ".join(map(str, inputs))
             raise InputError(f"nothing in {where} can be read" if done else f"{where} holds nothing to predict")
+    cli.warn(*(f"csada: {line}" for line in said_of_unknown(unknown)), style=None)
     if out is not None:
         cli.show_files([out])
     if failed:

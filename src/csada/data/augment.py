@@ -19,37 +19,45 @@ from csada.errors import InputError
 
 @dataclass(frozen=True)
 class Normalization:
-    """x -> (x / scale - mean) / std, by channel (images) or by feature (rows of a table)."""
+    """x -> (x / scale - mean) / std, by channel (images) or by feature (rows of a table).
+
+    fill: what stands for a missing value (NaN), by feature; without it none may be missing.
+    """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     scale: float = 1.0
+    fill: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
             raise InputError(f"{len(self.mean)} means and {len(self.std)} standard deviations; as many are needed")
         if not all(value > 0 for value in (*self.std, self.scale)):
             raise InputError(f"std is {list(self.std)} and scale is {self.scale}; numbers above zero are needed")
+        if self.fill and len(self.fill) != len(self.mean):
+            raise InputError(f"{len(self.fill)} values to fill in for {len(self.mean)} means; as many are needed")
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
             x = x.float()
-        factor, offset = _affine(self, x.dtype, x.device, x.ndim)
+        factor, offset, fill = _affine(self, x.dtype, x.device, x.ndim)
+        if self.fill:
+            x = torch.where(x.isnan(), fill, x)
         return torch.addcmul(offset, x, factor)
 
     def undo(self, x: Tensor) -> Tensor:
         """Back to the stored values (pixels), for pictures."""
-        factor, offset = _affine(self, x.dtype, x.device, x.ndim)
+        factor, offset, _ = _affine(self, x.dtype, x.device, x.ndim)
         return (x - offset) / factor
 
 
 @lru_cache(maxsize=64)
-def _affine(n: Normalization, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, Tensor]:
-    """(factor, offset), made once a device: a host-to-device copy a batch would cost more than the arithmetic."""
+def _affine(n: Normalization, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(factor, offset, fill), made once a device: a host-to-device copy a batch would cost more than the arithmetic."""
     shape = (-1,) + (1,) * max(ndim - 2, 0)
     with torch.inference_mode(False):  # kept tensors must also serve where gradients are taken
-        mean, std = (torch.tensor(v, dtype=torch.float64).reshape(shape) for v in (n.mean, n.std))
-        return (1 / (n.scale * std)).to(device, dtype), (-mean / std).to(device, dtype)
+        mean, std, fill = (torch.tensor(v, dtype=torch.float64).reshape(shape) for v in (n.mean, n.std, n.fill))
+        return (1 / (n.scale * std)).to(device, dtype), (-mean / std).to(device, dtype), fill.to(device, dtype)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ class Splits:
     classes: tuple[str, ...]
     name: str = "data"
     skipped: tuple[str, ...] = ()  # files left out because they could not be read, when the user asked for that
-    columns: tuple[str, ...] = ()  # the features of a table, in their order
+    columns: tuple[str, ...] = ()  # the features of a table, in their order: numbers, then categorical ones
+    categories: tuple[tuple[str, ...], ...] = ()  # of the categorical columns: each category is a feature
     warnings: tuple[str, ...] = ()  # what is odd about the data, one line each
 
     @property

@@ -51,7 +51,7 @@ def card(
         f"# {escaped(evidence.data)}: a classifier that knows what mistakes cost",
         "",
         f"A {escaped(evidence.architecture)} for {len(costs)} classes: {ROWS[evidence.chosen]}"
-        f"{f' ({trained})' if evidence.chosen.startswith('after') else ''}. It takes samples of {takes}.",
+        f"{f' ({trained})' if evidence.chosen.startswith('after') else ''}. It takes samples of {escaped(takes)}.",
         "",
         verdict(evidence),
         "",

@@ -20,16 +20,16 @@ from csada.sample import Sample
 
 def decide_in_torch(
     logits: Tensor, weights: Tensor, bias: Tensor, costs: Tensor, strength: Any, unit: Any, limit: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """class [N], its probability [N], expected cost of each class [N, K], refer [N], criterion of each class [N, K]."""
+) -> tuple[Tensor, ...]:
+    """OUTPUTS of csada.shipping.onnx_file."""
     scores = logits.double() @ weights + bias
     p = torch.softmax(scores, 1)
     expected = p @ costs
     criterion = strength * expected + (1 - strength) * unit * (1 - p)
     tied = criterion <= same_up_to(criterion.amin(1, keepdim=True), unit)
     chosen = torch.where(tied, scores, -torch.inf).argmax(1, keepdim=True)
-    refer = expected.gather(1, chosen) > limit
-    return chosen[:, 0], p.gather(1, chosen)[:, 0], expected, refer[:, 0], criterion
+    cost = expected.gather(1, chosen)[:, 0]
+    return chosen[:, 0], p.gather(1, chosen)[:, 0], cost, cost > limit, p, expected, criterion
 
 
 class Deployed(nn.Module):
@@ -40,6 +40,7 @@ class Deployed(nn.Module):
     costs: Tensor
     factor: Tensor
     offset: Tensor
+    fill: Tensor
 
     def __init__(
         self, model: nn.Module, sample: Sample, normalization: Normalization, rule: MinimumExpectedCost | Abstention
@@ -55,7 +56,11 @@ class Deployed(nn.Module):
         mean, std = (np.reshape(values, shape) for values in (normalization.mean, normalization.std))
         for name, values in (("factor", 1 / (normalization.scale * std)), ("offset", -mean / std)):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
+        self.register_buffer("fill", torch.tensor(normalization.fill, dtype=torch.float32))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        logits = self.model(torch.addcmul(self.offset, x.float(), self.factor))
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.float()
+        if len(self.fill):
+            x = torch.where(x.isnan(), self.fill, x)
+        logits = self.model(torch.addcmul(self.offset, x, self.factor))
         return decide_in_torch(logits, self.weights, self.bias, self.costs, self.strength, self.unit, self.limit)

@@ -13,12 +13,21 @@ from csada.errors import InputError
 from csada.reading import build, parse_json, read_bytes
 from csada.sample import Sample
 
-METADATA, FORMAT = "csada", 2  # where a file's own description is, and which one this version reads
-OUTPUTS = ("class", "probability", "expected_cost", "refer", "criterion")
+METADATA, FORMAT = "csada", 3  # where a file's own description is, and which one this version reads
+INPUTS = ("input", "categories")  # the second only where a table has categorical columns
+OUTPUTS = {
+    "class": "[N] int64: the number of the decision in `classes`, the least of `criterion`; of those that tie, the likeliest",
+    "probability": "[N] float64: of the decision, calibrated",
+    "expected_cost": "[N] float64: of the decision, in units of `costs`",
+    "refer": "[N] bool: whether a person should decide, since the expected cost is above the limit",
+    "probabilities": "[N, K] float64: of each class, calibrated",
+    "expected_costs": "[N, K] float64: of deciding for each class, probabilities @ costs",
+    "criterion": "[N, K] float64: what the decision has least of",
+}
 MOST = 2**34  # bytes
 
 Array = NDArray[Any]
-Decide = Callable[[Array], Sequence[Array]]  # samples [N, ...] as stored -> OUTPUTS
+Decide = Callable[..., Sequence[Array]]  # samples [N, ...] as stored, of a table also words [N, m] -> OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,8 @@ class About:
     csada: str
     classes: tuple[str, ...]
     input: Sample
+    prepared: dict[str, str]  # how a sample becomes what the file takes, in words
+    outputs: dict[str, str]  # what each says, in words
     decision: dict[
         str, Any
     ]  # and the costs: to be read; the graph itself decides; a machine that predicts needs no SciPy
@@ -59,4 +70,4 @@ def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:
     if (found := values.get("format") if isinstance(values, dict) else None) != FORMAT:
         raise InputError(f"{path} is of format {found!r}, this csada reads {FORMAT}; export the model again")
     about: About = build(About, values, str(path))
-    return about, lambda x: session.run(list(OUTPUTS), {"input": x})
+    return about, lambda *given: session.run(list(OUTPUTS), dict(zip(INPUTS, given, strict=False)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from PIL import UnidentifiedImageError
 from csada.errors import InputError
 from csada.files import read_bytes
 from csada.pixels import MODES, SUFFIXES, square
-from csada.rows import decimal_sign, number, read_rows
+from csada.rows import decimal_sign, encoded, number_or_nan, read_rows
+from csada.rows import unknown as unknown_words
 from csada.sample import Sample
-from csada.shipping.onnx_file import open_onnx
+from csada.shipping.onnx_file import Decide, open_onnx
 
 DEVICES = ("cpu", "cuda")
 
@@ -35,17 +37,18 @@ Source = Iterator[tuple[str | int, Callable[[], Array]]]  # a sample's name, and
 
 @dataclass(frozen=True)
 class Model:
-    """A saved classifier or an exported file. `decide`: samples [N, ...] as stored -> OUTPUTS of csada.shipping.onnx_file."""
+    """A saved classifier or an exported file. `decide`: what the file takes -> OUTPUTS of csada.shipping.onnx_file."""
 
     classes: tuple[str, ...]
     input: Sample
-    decide: Callable[[Array], Sequence[Array]]
+    decide: Decide
 
     def columns(self, every: bool = False) -> list[str]:
         """What `predict` says of a sample, in this order; `error` instead of the others where it cannot be read."""
-        costs = [f"{what}_{name}" for what in ("expected_cost", "criterion") for name in self.classes] if every else []
+        by_class = ("probability", "expected_cost", "criterion") if every else ()
+        more = [f"{what}_{name}" for what in by_class for name in self.classes]
         first = "row" if self.input.is_row else "file"
-        return [first, "class", "probability", "expected_cost", "refer", *costs, "error"]
+        return [first, "class", "probability", "expected_cost", "refer", *more, "error"]
 
 
 def open_model(path: str | os.PathLike[str], device: str | None = None, *, trust: bool = False) -> Model:
@@ -69,16 +72,27 @@ def _saved(path: Path, device: str | None, trust: bool) -> Model:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("PyTorch finds no GPU; leave out --device, or set it to cpu")
     classifier = Classifier.load(path, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), trust=trust)
-    return Model(classifier.classes, classifier.input, lambda x: classifier.decide(x))
+    known = classifier.input.categories
+    return Model(
+        classifier.classes,
+        classifier.input,
+        lambda x, words=None: classifier.decide(x if words is None else encoded(x, words, known)),
+    )
 
 
 def predict(
-    model: Model, inputs: Sequence[str | os.PathLike[str]], batch_size: int = 64, every: bool = False
+    model: Model,
+    inputs: Sequence[str | os.PathLike[str]],
+    batch_size: int = 64,
+    every: bool = False,
+    unknown: Counter[str] | None = None,
 ) -> Iterator[Prediction]:
     """A row for every image in `inputs` (files, and folders of them), or for every row of a CSV file, in order.
 
-    A sample that cannot be read becomes a row with its name and an `error`. every: also the expected cost of each class,
-    and the criterion of which the chosen class has least (the expected cost where the rule's strength is 1).
+    Probability and expected cost are those of the decision. A sample that cannot be read becomes a row with its name and an
+    `error`. every: also those of each class, and the criterion of which the decision has least (the expected cost where
+    the rule's strength is 1).
+    unknown: counts, by column, the words of a table that training did not have.
     """
     paths = [Path(path) for path in inputs]
     for path in paths:
@@ -87,28 +101,36 @@ def predict(
                 f"{path} does not exist; give {'a CSV file' if model.input.is_row else 'images or folders'}"
             )
     source = _table(paths, model.input) if model.input.is_row else _images(paths, model.input)
-    return _predict(model, source, batch_size, every)
+    return _predict(model, source, batch_size, every, Counter() if unknown is None else unknown)
 
 
-def _predict(model: Model, source: Source, batch_size: int, every: bool) -> Iterator[Prediction]:
+def _predict(model: Model, source: Source, batch_size: int, every: bool, unknown: Counter[str]) -> Iterator[Prediction]:
     name, *fields = model.columns(every)[:-1]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
         while chunk := list(islice(source, batch_size)):
             samples = list(pool.map(_read, (read for _, read in chunk)))
             good = [x for x in samples if not isinstance(x, str)]
-            x = np.array(good, dtype=model.input.dtype)
-            decided = zip(*model.decide(x), strict=True) if good else iter(())
+            decided = zip(*model.decide(*_arrays(good, model.input, unknown)), strict=True) if good else iter(())
             for (which, _), sample in zip(chunk, samples, strict=True):
                 if isinstance(sample, str):
                     yield {name: which, "error": sample}
                     continue
-                k, p, costs, refer, criterion = next(decided)
-                if not (math.isfinite(p) and np.isfinite(costs).all()):
+                k, p, cost, refer, *by_class = next(decided)
+                if not (math.isfinite(p) and np.isfinite(by_class).all()):
                     yield {name: which, "error": "the model's scores are no numbers; check its weights and this input"}
                     continue
-                numbers = [p, costs[k], *((*costs, *criterion) if every else ())]
-                p, cost, *costs = (float(f"{number:.6g}") for number in numbers)
-                yield {name: which, **dict(zip(fields, [model.classes[k], p, cost, bool(refer), *costs], strict=True))}
+                numbers = [p, cost, *(np.ravel(by_class) if every else ())]
+                p, cost, *more = (float(f"{number:.6g}") for number in numbers)
+                yield {name: which, **dict(zip(fields, [model.classes[k], p, cost, bool(refer), *more], strict=True))}
+
+
+def _arrays(samples: Sequence[Array], given: Sample, unknown: Counter[str]) -> tuple[Array, ...]:
+    """Samples, and of a table with categorical columns numbers and words."""
+    if not given.categories:
+        return (np.array(samples, dtype=given.dtype),)
+    numbers, words = np.split(np.array(samples, object), [given.numbers], axis=1)
+    unknown += unknown_words(given.categorical, words, given.categories)
+    return numbers.astype(given.dtype), words
 
 
 def _read(read: Callable[[], Array]) -> Array | str:
@@ -155,7 +177,7 @@ def _pixels(path: Path, size: int, channels: int) -> Array:
 
 def _table(paths: Sequence[Path], given: Sample) -> Source:
     if len(paths) > 1:
-        raise InputError(f"the model takes rows of numbers: give one CSV file, not {len(paths)} inputs")
+        raise InputError(f"the model takes rows of a table: give one CSV file, not {len(paths)} inputs")
     lines = read_rows(paths[0])
     _, header = next(lines, (0, []))
     features, columns = given.shape[0], given.columns
@@ -168,11 +190,15 @@ def _table(paths: Sequence[Path], given: Sample) -> Source:
             found = "no column" if name not in header else "several columns"
             raise InputError(f"{paths[0]} has {found} {name!r}; the model takes {', '.join(columns)}")
     places = {name: header.index(name) for name in columns}
-    read = partial(_numbers, places, len(header), decimal_sign(paths[0]))
+    read = partial(_cells, places, given.categorical, len(header), decimal_sign(paths[0]))
     return ((number, partial(read, line, row)) for number, (line, row) in enumerate(lines, start=1))
 
 
-def _numbers(places: Mapping[str, int], width: int, decimal: str, line: int, row: Sequence[str]) -> Array:
+def _cells(
+    places: Mapping[str, int], words: Sequence[str], width: int, decimal: str, line: int, row: Sequence[str]
+) -> Array:
     if len(row) != width:
         raise ValueError(f"line {line} has {len(row)} values; the header has {width} columns")
-    return np.array([number(line, name, row[place], decimal) for name, place in places.items()])
+    cells = {name: row[place] for name, place in places.items()}
+    found = [cell if name in words else number_or_nan(line, name, cell, decimal) for name, cell in cells.items()]
+    return np.array(found, object if words else float)

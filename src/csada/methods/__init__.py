@@ -11,6 +11,7 @@ from csada.methods.csada import CSADA
 from csada.methods.csdnn import CSDNN
 from csada.methods.expected_cost import ExpectedCost
 from csada.methods.metacost import MetaCost
+from csada.methods.mixup import Mixup
 from csada.methods.penalty import Penalty
 from csada.methods.pgd_training import PGDTraining
 from csada.methods.sampling import Costing, Oversampling, Undersampling
@@ -31,6 +32,7 @@ METHODS: dict[str, Any] = {
     "costing": Costing,
     "metacost": MetaCost,
     "pgd_training": PGDTraining,
+    "mixup": Mixup,
 }
 
 __all__ = ["METHODS", "Method"]

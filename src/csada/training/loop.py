@@ -5,7 +5,8 @@ killed needs only the weights, the optimiser's state and the number of the epoch
 
 A batch may be worked on in shares: by several processes (`devices`), and in each by pieces that fit into memory
 (`max_batch`). What is drawn for a batch is drawn for the whole, and a share's loss counts as it does there, so the update is
-that of the whole batch. Batch norm in training mode is the exception: its statistics are those of the piece it sees.
+that of the whole batch. Two exceptions: the statistics of batch norm in training mode, and the partners of mixup, are those of
+the piece.
 """
 
 from __future__ import annotations

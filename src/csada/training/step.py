@@ -35,7 +35,8 @@ class Graphs:
 
     def __init__(self, step: Step, method: Method, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.step, self.method, self.model, self.optimizer = step, method, model, optimizer
-        self.usable = says_static(method) and is_static(model)
+        networks = (model, *(value for value in vars(method).values() if isinstance(value, nn.Module)))
+        self.usable = says_static(method) and all(map(is_static, networks))
         self.shape: torch.Size | None = None
         self.captured: dict[int | None, CapturedStep] = {}
         self.memory: Any = None  # one pool for all: they never run at the same time

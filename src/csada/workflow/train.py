@@ -7,8 +7,9 @@ augmentation; a model that does not reach it is marked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,13 +104,13 @@ def stages_for(model: str, recipe: str | None, epochs: int | None, samples: int)
         if len(stages) > 1:
             raise InputError(f"recipe {recipe!r} has {len(stages)} stages; its epochs cannot be replaced by one number")
         stages = (dataclasses.replace(stages[0], epochs=epochs),)
-    few = max(samples // 32, 16)
-    return recipe, tuple(
-        stage
-        if stage.batch_size <= few
-        else dataclasses.replace(stage, batch_size=few, lr=stage.lr * few / stage.batch_size)
-        for stage in stages
-    )
+    return recipe, tuple(dataclasses.replace(stage, **few_samples(vars(stage), samples)) for stage in stages)
+
+
+def few_samples(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    """The settings with a batch of at most a 32nd of the samples, 16 at least, and the learning rate lowered with it."""
+    few, size = max(samples // 32, 16), settings["batch_size"]
+    return {**settings, **({"batch_size": few, "lr": settings["lr"] * few / size} if size > few else {})}
 
 
 def train_stages(

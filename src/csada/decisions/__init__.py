@@ -32,7 +32,7 @@ from csada.decisions.rules import (
     mean_cost,
     same_up_to,
 )
-from csada.decisions.selection import Admission, Selection, choose, greedy, mixed
+from csada.decisions.selection import Admission, Mixture, Selection, choose, greedy, mixed, select
 
 __all__ = [
     "CALIBRATIONS",
@@ -48,6 +48,7 @@ __all__ = [
     "Decision",
     "Frontier",
     "MinimumExpectedCost",
+    "Mixture",
     "Rule",
     "Scaling",
     "Selection",
@@ -68,6 +69,7 @@ __all__ = [
     "mixed",
     "prior_ratio",
     "same_up_to",
+    "select",
     "stratified_folds",
     "threshold_for_budget",
 ]

@@ -9,7 +9,7 @@ model by argmax. So what a member gains in accuracy may be spent on cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,8 @@ from csada.decisions.rules import (
     spare_accuracy,
 )
 from csada.errors import InputError
+
+Library = Mapping[str, Mapping[str, Any]]  # name -> view -> [N, K] logits
 
 EXPECTED = 0.5  # share of the expected cost, which varies little, in a cost that is otherwise counted
 NOISE = 0.5  # standard errors by which an admission must lower the cost
@@ -55,12 +57,19 @@ class Selection:
 
 
 def greedy(
-    library: Mapping[str, Any], labels: Any, costs: CostMatrix, *, budget: float = 0.005, members: int = 4
+    library: Mapping[str, Any],
+    labels: Any,
+    costs: CostMatrix,
+    *,
+    budget: float = 0.005,
+    members: int = 3,
+    reference: Any = None,
 ) -> Selection:
     """The members to average, at most so many different ones; the first of the library is the given model and always in.
 
     library: name -> [N, K], validation logits or logarithms of probabilities. budget: the accuracy that may be lost
-    against the given model by argmax. Fewer than FEWEST samples choose nothing: the given model stays alone.
+    against the given model by argmax, or against `reference`, [N]: whether its predictions were right. Fewer than FEWEST
+    samples choose nothing: the given model stays alone.
     """
     if not library or members < 1:
         raise InputError(
@@ -68,7 +77,7 @@ def greedy(
         )
     scores = {name: labelled(logits, labels, len(costs))[0] for name, logits in library.items()}
     given, (_, truth) = next(iter(library)), labelled(next(iter(library.values())), labels)
-    reference = (scores[given].argmax(1) == truth).astype(np.float64)
+    reference = (scores[given].argmax(1) == truth).astype(np.float64) if reference is None else as_array(reference)
     needed, folds = float(reference.mean()) - budget, stratified_folds(truth)
     p = {name: np.asarray(softmax(each, axis=1)) for name, each in scores.items()}
 
@@ -109,6 +118,57 @@ def greedy(
     return Selection(
         {name: admitted.count(name) / len(admitted) for name in dict.fromkeys(admitted)}, tuple(steps), reason
     )
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Members and views whose probabilities are averaged, each member at its own temperature."""
+
+    selection: Selection
+    temperatures: dict[str, float]
+    views: tuple[str, ...]
+
+    def scores(self, library: Library) -> Floats:
+        """[N, K]: the logarithms of the averaged probabilities."""
+        return mixed(viewed(library, self.views, self.temperatures), self.selection.weights)
+
+
+def select(
+    library: Library,
+    labels: Any,
+    costs: CostMatrix,
+    *,
+    budget: float = 0.005,
+    members: int = 3,
+    views: Sequence[str] | None = None,
+) -> Mixture:
+    """Members by `greedy`, and all views where they lower its cost further than the sample as it is does, or those given.
+
+    library: name -> view -> [N, K] validation logits, the given model first, "identity" the first view. The accuracy budget
+    is counted from the given model by argmax on the samples as they are.
+    """
+    given = next(iter(library.values()))
+    first, *others = given
+    reference = (as_array(given[first]).argmax(1) == as_array(labels)).astype(np.float64)
+    temperatures = {name: fit_temperature(seen[first], labels) for name, seen in library.items()}
+
+    def tried(which: Sequence[str]) -> Mixture:
+        scores = viewed(library, which, temperatures)
+        found = greedy(scores, labels, costs, budget=budget, members=members, reference=reference)
+        return Mixture(found, {name: temperatures[name] for name in found.weights}, tuple(which))
+
+    if views is not None:
+        return tried(views)
+    sets = [(first,)] + ([(first, *others)] if others and len(reference) >= FEWEST else [])
+    return min(map(tried, sets), key=lambda mixture: mixture.selection.steps[-1].cost_per_100)
+
+
+def viewed(library: Library, views: Sequence[str], temperatures: Mapping[str, float]) -> dict[str, Floats]:
+    """Of each member that has a temperature: the logarithms of its probabilities, averaged over the views."""
+    return {
+        name: mixed({view: as_array(library[name][view]) / t for view in views}, dict.fromkeys(views, 1 / len(views)))
+        for name, t in temperatures.items()
+    }
 
 
 def mixed(library: Mapping[str, Any], weights: Mapping[str, float]) -> Floats:

@@ -51,9 +51,11 @@ def available(device: torch.device) -> bool:
     try:
         from csada.models.triton_kernels import NormReLU
 
-        norm = nn.BatchNorm2d(16, device=device)
-        x = torch.zeros(1, 16, 4, 4, dtype=torch.bfloat16, device=device).to(memory_format=torch.channels_last)
-        NormReLU.apply(x.requires_grad_(), None, norm.weight, norm.bias, norm).sum().backward()  # type: ignore[no-untyped-call]
+        with torch.inference_mode(False), torch.enable_grad():
+            norm = nn.BatchNorm2d(16, device=device)
+            x = torch.zeros(1, 16, 4, 4, dtype=torch.bfloat16, device=device).to(memory_format=torch.channels_last)
+            out = NormReLU.apply(x.requires_grad_(), None, norm.weight, norm.bias, norm)  # type: ignore[no-untyped-call]
+            out.sum().backward()
     except Exception as error:  # whatever Triton raises: a run must not fail for want of speed
         log.warning("batch norm runs unfused: Triton cannot build kernels here (%s)", str(error).splitlines()[0])
         return False

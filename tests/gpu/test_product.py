@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -263,17 +264,23 @@ def test_deterministic_algorithms_give_the_same_bits_twice(monkeypatch):
     assert all(torch.equal(p, q) for p, q in zip(*(f.model.parameters() for f in fitted), strict=True))
 
 
-def test_after_a_run_its_memory_is_free_at_once():
-    x, y, model = torch.randn(256, 3, 32, 32), torch.arange(256) % 10, resnet(9, 10).cuda()
-    csada.fit(model, (x, y), "csada", COSTS, epochs=1, batch_size=128)  # libraries keep their workspaces
-    gc.collect()
+def test_after_a_run_its_graphs_are_gone_at_once(monkeypatch):
+    """Their memory must not wait until Python looks for cycles."""
+    graphs = []
+
+    class Seen(loop.Loop):
+        def epoch(self, *of):
+            value = super().epoch(*of)
+            graphs.extend(map(weakref.ref, self.graphs.captured.values()))
+            return value
+
+    monkeypatch.setattr(loop, "Loop", Seen)
     gc.disable()
     try:
-        before = torch.cuda.memory_allocated()
-        csada.fit(model, (x, y), "csada", COSTS, epochs=1, batch_size=128)
-        assert torch.cuda.memory_allocated() - before < 4 << 20
+        csada.fit(cnn(1, 8, 10).cuda(), (torch.randn(64, 1, 8, 8), torch.arange(64) % 10), "csada", COSTS, epochs=1)
     finally:
         gc.enable()
+    assert graphs and all(graph() is None for graph in graphs)
 
 
 def test_the_random_state_of_the_gpu_is_the_callers():

@@ -11,13 +11,17 @@ ifeq ($(CSADA_DATA),)
 unexport CSADA_DATA
 endif
 
-.PHONY: demo test lint check bench docs clean
+.PHONY: demo test test-gpu lint check bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/csada demo
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $$($(PYTHON) -c "import os; print(os.cpu_count())")
+
+# on a machine with a GPU, in the environment that it has: nothing is installed. Its outcome is a record.
+test-gpu:
+	PYTHONPATH=src CSADA_GPU_RECORD=results/gpu-tests.json $(PYTHON) -m pytest tests/gpu
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check

@@ -254,3 +254,17 @@ def test_all_ten_experiments_of_the_paper_from_one_command_and_the_list_of_them(
         run["config"]["baseline"] for name in EXPERIMENTS if "cifar10" in name for run in found[f"{name}-smoke"]["runs"]
     }
     assert len(shared) == 1
+
+
+def test_a_baseline_that_is_carried_along_is_trained_once_and_the_same_everywhere(tmp_path, monkeypatch):
+    spec, carried = load_spec(str(sweep(tmp_path, epochs=1)), "smoke"), tmp_path / "carried"
+    monkeypatch.setattr("csada.paper.run.PART", 20_000)
+    run_experiment(spec, tmp_path / "here", carried=carried)
+    parts = list(carried.glob("*/*.safetensors"))
+    assert len(parts) > 1 and all(part.stat().st_size < 60_000 for part in parts)
+    monkeypatch.setattr("csada.paper.run.train_stages", lambda *_: pytest.fail("trained again"))
+    run_experiment(spec, tmp_path / "there", carried=carried)
+    here, there = (collect(spec, tmp_path / name) for name in ("here", "there"))
+    for one, other in zip(here["baselines"] + here["runs"], there["baselines"] + there["runs"], strict=True):
+        assert [e["loss"] for e in one["history"]] == [e["loss"] for e in other["history"]]
+        assert one["config"] == other["config"] and one["result"]["test"] == other["result"]["test"]

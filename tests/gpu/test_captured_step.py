@@ -1,6 +1,7 @@
 """The step as a CUDA graph gives what the eager step gives, and where it cannot be captured the run goes on without."""
 
 import copy
+import itertools
 import logging
 from dataclasses import dataclass, field
 
@@ -12,24 +13,12 @@ from torch.nn import functional as F
 import csada
 from csada.data.batches import batches
 from csada.data.splits import Part
-from csada.methods.csada import CSADA, ESTIMATORS, attack_view
+from csada.methods.csada import CSADA, ESTIMATORS
 from csada.models import cnn, resnet
 from csada.models.modes import training_mode
-from csada.models.residual import ResNet
 from csada.training import Loop, Settings
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 COSTS = csada.CostMatrix([[0, 4.0, 1.0, 0], [2.0, 0, 0, 1.0], [0, 3.0, 0, 5.0], [0, 0, 0, 0]])
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    """Differences are then those of the order of sums, not of shortened numbers."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
 
 
 def images(n=200):
@@ -41,9 +30,12 @@ def images(n=200):
 def run(method, model, *, epochs=2, device="cuda", freeze_norm=True, **options):
     """The loop after training, and the loss of every epoch."""
     device = torch.device(device)
-    settings = Settings(**{"lr": 1e-3, "batch_size": 32, **options})
-    loop = Loop(copy.deepcopy(model).to(device), method, settings, device)
-    source, generator = batches(Part(*images()), 32, device), torch.Generator(device)
+    settings, generator = Settings(**{"lr": 1e-3, "batch_size": 32, **options}), torch.Generator(device)
+    model, data = method.prepare(
+        copy.deepcopy(model).to(device), Part(*images()), train=lambda net, _: net, generator=generator.manual_seed(0)
+    )
+    loop = Loop(model.to(device), method, settings, device)
+    source = batches(data, 32, device)
     losses = []
     for epoch in range(epochs):
         torch.cuda.manual_seed(epoch)
@@ -58,16 +50,47 @@ def distance(a, b):
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
 
 
+# what kernels of another order of sums may change: in half precision the weights move by up to 14 steps of lr 1e-3
+CLOSE = {"32": (1e-4, 1e-4), "bf16": (2e-2, 1e-3)}
+
+
+@pytest.mark.parametrize("precision", CLOSE)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_captured_run_is_the_eager_run(estimator):
+def test_a_captured_run_is_the_eager_run(estimator, precision):
     """Batches have classes of more than 8, 12 and 16 samples, and a last batch of another size."""
     method = CSADA(COSTS, estimator=estimator, weight=2.0, tasks=8, step_size=0.05, steps=4)
     model = resnet(9, 4)
+    captured, losses = run(method, model, precision=precision)
+    eager, expected = run(method, model, precision=precision, graph=False)
+    assert bool(captured.graphs.captured) == (estimator != "full") and eager.graphs is None
+    near, far = CLOSE[precision]
+    assert losses == pytest.approx(expected, rel=near)
+    assert distance(captured, eager) < far
+
+
+@pytest.mark.parametrize("name", [name for name in csada.METHODS if name != "csada"])
+def test_every_method_is_captured_and_gives_what_it_gives_eagerly(name):
+    method, model = csada.METHODS[name](COSTS), cnn(3, 16, 4)
     captured, losses = run(method, model)
     eager, expected = run(method, model, graph=False)
-    assert bool(captured.graphs.captured) == (estimator != "full") and eager.graphs is None
-    assert losses == pytest.approx(expected, rel=1e-4)
+    assert captured.graphs.captured and losses == pytest.approx(expected, rel=1e-4)
     assert distance(captured, eager) < 1e-4
+
+
+@pytest.mark.parametrize("precision", CLOSE)
+def test_cross_entropy_with_a_batch_norm_that_learns(precision):
+    method, model = csada.METHODS["cross_entropy"](COSTS), resnet(9, 4)
+    captured, losses = run(method, model, freeze_norm=False, precision=precision)
+    assert captured.graphs.captured and losses[1] < losses[0]
+    expected = run(method, model, freeze_norm=False, precision=precision, graph=False)[1]
+    assert losses == pytest.approx(expected, rel={"32": 2e-3, "bf16": 3e-2}[precision])  # it makes more of rounding
+
+
+def test_rehearsals_leave_no_trace():
+    """Batch norm has counted every batch once, the last one of another size too."""
+    loop, _ = run(csada.METHODS["cross_entropy"](COSTS), resnet(9, 4), freeze_norm=False, epochs=1)
+    counts = {int(m.num_batches_tracked) for m in loop.model.modules() if isinstance(m, nn.BatchNorm2d)}
+    assert loop.graphs.captured and counts == {7}
 
 
 def test_pairs_are_not_padded_where_batch_norm_would_see_it():
@@ -104,15 +127,27 @@ class Odd:
         return loss * (1 + 0 * loss.item()) if self.waits else loss
 
 
-def test_after_a_failed_capture_the_run_goes_on_eagerly(caplog):
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_after_a_failed_capture_the_run_goes_on_eagerly(caplog, precision):
     model = cnn(3, 16, 4, dropout=0.5)
     with caplog.at_level(logging.WARNING, "csada"):
-        failed, losses = run(Odd(COSTS, waits=True), model)
+        failed, losses = run(Odd(COSTS, waits=True), model, precision=precision)
     assert "the step runs eagerly" in caplog.text and not failed.graphs.captured
-    assert losses == pytest.approx(run(Odd(COSTS), model, graph=False)[1], rel=1e-4)
-    again, losses = run(Odd(COSTS), model)  # and another run is captured as ever
-    assert again.graphs.captured
-    assert losses == pytest.approx(run(Odd(COSTS), model, graph=False)[1], rel=1e-4)
+    expected, near = run(Odd(COSTS), model, graph=False, precision=precision)[1], CLOSE[precision][0]
+    assert losses == pytest.approx(expected, rel=near)
+    again, losses = run(Odd(COSTS), model, precision=precision)  # and another run is captured as ever
+    assert again.graphs.captured and losses == pytest.approx(expected, rel=near)
+
+
+def test_through_fit_a_failed_capture_changes_nothing_but_the_time(caplog):
+    model, data = cnn(3, 16, 4, dropout=0.5).cuda(), images()
+    with caplog.at_level(logging.WARNING, "csada"):
+        failed = csada.fit(model, data, Odd(COSTS, waits=True), epochs=2, lr=1e-3, batch_size=32)
+    assert "the step runs eagerly" in caplog.text
+    plain = csada.fit(model, data, Odd(COSTS), epochs=2, lr=1e-3, batch_size=32, graph=False)
+    assert [line["loss"] for line in failed.history] == pytest.approx(
+        [line["loss"] for line in plain.history], rel=1e-4
+    )
 
 
 class Counting(nn.Sequential):
@@ -125,25 +160,45 @@ class Counting(nn.Sequential):
         return super().forward(x) * (1 + self.calls / 100)
 
 
-def test_what_does_not_say_it_is_static_is_not_captured():
-    for method, model in ((Odd(COSTS, static=False), cnn(3, 16, 4)), (Odd(COSTS), Counting(*cnn(3, 16, 4)))):
-        loop, losses = run(method, model)
-        assert len(method.calls) == 2 * 7 and not loop.graphs.captured
-        assert losses == pytest.approx(run(Odd(COSTS), model, graph=False)[1], rel=1e-4)
+@pytest.mark.parametrize("whose", ["method", "model"])
+def test_what_does_not_say_it_is_static_is_not_captured(whose):
+    method = Odd(COSTS, static=whose != "method")
+    model = Counting(*cnn(3, 16, 4)) if whose == "model" else cnn(3, 16, 4)
+    loop, losses = run(method, model)
+    assert len(method.calls) == 2 * 7 and not loop.graphs.captured
+    assert losses == pytest.approx(run(Odd(COSTS), model, graph=False)[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_wish_for_deterministic_kernels_is_kept(asked):
+class Vouched(nn.Module):
+    """A user's own network."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = cnn(3, 16, 4)
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_what_says_that_it_is_static_is_captured():
+    model = Vouched()
+    assert not run(Odd(COSTS), model)[0].graphs.captured
+    model.static = True
+    loop, losses = run(Odd(COSTS), model)
+    assert loop.graphs.captured and losses == pytest.approx(run(Odd(COSTS), model, graph=False)[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(("same", "searched"), [(True, False), (False, True), (False, False)])
+def test_how_cudnn_chooses_its_kernels_is_left_to_the_caller(same, searched):
     cudnn, method = torch.backends.cudnn, Odd(COSTS)
-    before = cudnn.deterministic
-    cudnn.deterministic = asked
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = same, searched
     try:
-        run(method, cnn(3, 16, 4))
-        assert cudnn.deterministic == asked
+        loop, _ = run(method, cnn(3, 16, 4))
+        assert (cudnn.deterministic, cudnn.benchmark) == (same, searched)
     finally:
-        cudnn.deterministic = before
-    captured = method.calls[:4]
-    assert captured == [(asked, not asked)] * 4
+        cudnn.deterministic, cudnn.benchmark = before
+    assert loop.graphs.captured and set(method.calls) == {(same, searched)}
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.05), ("adam", 1e-3)])
@@ -165,63 +220,38 @@ def test_a_run_begun_on_the_cpu_follows_its_schedule_on_the_gpu(tmp_path, optimi
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 4
 
 
+def test_a_rate_from_a_checkpoint_of_the_cpu_stays_a_tensor_that_a_graph_reads(tmp_path):
+    """The last step's rate is that of the schedule, not the one that was captured."""
+    data, model, path = images(64), cnn(3, 16, 4), tmp_path / "checkpoint"
+    options = {"epochs": 4, "batch_size": 16, "schedule": "step:1:0.1", "lr": 0.1, "momentum": 0.0, "checkpoint": path}
+
+    def stop(line, _):
+        if line["epoch"] == 2:  # the first is kept
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        csada.fit(model, data, "cross_entropy", on_epoch=stop, **options)
+    moved = []
+
+    def told(line, net):
+        moved.append(torch.cat([p.detach().flatten() for p in net.parameters()]).clone())
+
+    csada.fit(copy.deepcopy(model).cuda(), data, "cross_entropy", on_epoch=told, **options)
+    assert len(moved) == 3
+    first, second = (float((b - a).norm()) for a, b in itertools.pairwise(moved))
+    assert 0.02 < second / first < 0.3  # a tenth of the rate, with other gradients
+
+
+def test_a_device_without_a_number_is_the_current_one():
+    method = CSADA(COSTS, estimator="paper", step_size=0.05, steps=2)
+    runs = [run(method, resnet(9, 4), device=name) for name in ("cuda", "cuda:0")]
+    assert all(loop.graphs.captured for loop, _ in runs) and torch.cuda.current_device() == 0
+    assert runs[0][1] == pytest.approx(runs[1][1], rel=1e-4)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_the_current_device_is_the_models():
     method = CSADA(COSTS, estimator="paper", step_size=0.05, steps=2)
     loop, losses = run(method, resnet(9, 4), device="cuda:1")
     assert loop.graphs.captured and torch.cuda.current_device() == 0
     assert losses == pytest.approx(run(method, resnet(9, 4), device="cuda:1", graph=False)[1], rel=1e-4)
-
-
-class Reversed(ResNet):
-    def forward(self, x):
-        return super().forward(x).flip(1)
-
-
-def own_class(model):
-    model.__class__ = Reversed
-
-
-def own_forward(model):
-    model.forward = lambda x: ResNet.forward(model, x).flip(1)
-
-
-def hooked(model):
-    model.layer2[0].conv1.register_forward_hook(lambda _module, _inputs, output: output * 2)
-
-
-def another_head(model):
-    model.fc = nn.Sequential(nn.Linear(512, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
-def head_without_bias(model):
-    model.fc = nn.Linear(512, 4, bias=False)
-
-
-def stem_with_bias(model):
-    model.conv1 = nn.Conv2d(3, 64, 3, padding=1)
-    nn.init.uniform_(model.conv1.bias, -1, 1)
-
-
-def another_norm(model):
-    model.layer1[0].bn1 = nn.GroupNorm(4, 64)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda _: None, own_class, own_forward, hooked, another_head, head_without_bias, stem_with_bias, another_norm],
-)
-def test_the_attack_sees_the_model_as_it_was_changed(change):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = resnet(9, 4)
-        change(model)
-    model = model.cuda().eval()
-    x = images(16)[0].cuda()
-    with torch.no_grad():
-        expected = model(x)
-        with torch.autocast("cuda", torch.bfloat16):
-            logits = attack_view(model, x)(x).float(), model(x).float()
-    assert (expected.std(0) > 0).all()
-    for got in logits:
-        assert float((got - expected).norm() / expected.norm()) < 0.03

@@ -140,6 +140,9 @@ def reproduce(
     matrices: Annotated[int | None, typer.Option(min=1, help="Only the first cost matrices.")] = None,
     replications: Annotated[int | None, typer.Option(min=1, help="Only the first replications.")] = None,
     limit_minutes: Annotated[float | None, typer.Option(help="Start no further run after this time.")] = None,
+    baselines: Annotated[
+        Path | None, typer.Option(help="Folder of baselines, in small files, that go from machine to machine.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes at once; with several GPUs they share these.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
@@ -186,6 +189,7 @@ def reproduce(
                 all_pairs=all_pairs,
                 only=only,
                 workers=workers,
+                carried=baselines,
                 limit_minutes=None if deadline is None else (deadline - time.monotonic()) / 60,
                 on_progress=update,
             )

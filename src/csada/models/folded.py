@@ -7,7 +7,7 @@ step, are gone. Folding is differentiable, so g and the bias still learn; equal 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from csada.models.modes import changed
 
 if TYPE_CHECKING:
-    from csada.models.residual import BasicBlock, ResNet
+    from csada.models.residual import ResNet
 
 Two = tuple[int, int]
 
@@ -35,7 +35,8 @@ def foldable(model: ResNet) -> bool:
     The pooling and the last layer may be any: those are called.
     """
     called = {id(module) for layer in (model.maxpool, model.fc) for module in layer.modules()}
-    return all(map(plain, (m for m in model.modules() if m is not model and id(m) not in called)))
+    modules = [m for m in model.modules() if m is not model and id(m) not in called]
+    return all(map(plain, modules)) and len({m.eps for m in modules if isinstance(m, nn.BatchNorm2d)}) == 1
 
 
 def plain(module: nn.Module) -> bool:
@@ -49,27 +50,37 @@ def plain(module: nn.Module) -> bool:
     return type(module) is nn.Sequential or "folds" in vars(type(module))
 
 
-def fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d, dtype: torch.dtype) -> Folded:
-    assert norm.running_mean is not None and norm.running_var is not None
-    factor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-    weight = (convolution.weight * factor[:, None, None, None]).to(dtype, memory_format=torch.channels_last)
-    mean = norm.running_mean if convolution.bias is None else norm.running_mean - convolution.bias
-    bias = (norm.bias - mean * factor).to(dtype)
-    return Folded(weight, bias, convolution.stride, convolution.padding)  # type: ignore[arg-type]
-
-
-def fold_short(block: BasicBlock, dtype: torch.dtype) -> Folded | None:
-    return None if block.downsample is None else fold(*block.downsample, dtype)  # type: ignore[misc, call-arg]
+def fold(layers: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]], dtype: torch.dtype) -> list[Folded]:
+    """All at once: what is per channel is one long vector, where small batches would wait for hundreds of small kernels."""
+    norms = [norm for _, norm in layers]
+    means: Any = [n.running_mean if c.bias is None else n.running_mean - c.bias for c, n in layers]  # type: ignore[operator]
+    variances: Any = [norm.running_var for norm in norms]
+    factors = torch.cat([n.weight for n in norms]) * torch.rsqrt(torch.cat(variances) + norms[0].eps)
+    biases = (torch.cat([n.bias for n in norms]) - torch.cat(means) * factors).to(dtype)
+    widths = [norm.num_features for norm in norms]
+    folded = []
+    for (convolution, _), factor, bias in zip(
+        layers, factors.split_with_sizes(widths), biases.split_with_sizes(widths), strict=True
+    ):
+        weight = (convolution.weight * factor[:, None, None, None]).to(dtype, memory_format=torch.channels_last)
+        folded.append(Folded(weight, bias, convolution.stride, convolution.padding))  # type: ignore[arg-type]
+    return folded
 
 
 def folded_forward(model: ResNet, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """The model's eval-mode forward in `dtype`, with the weights as they are now; fold once, call as often as needed."""
-    stem = fold(model.conv1, model.bn1, dtype)
-    blocks: Any = [
-        (fold(b.conv1, b.bn1, dtype), fold(b.conv2, b.bn2, dtype), fold_short(b, dtype))  # type: ignore[arg-type]
-        for layer in (model.layer1, model.layer2, model.layer3, model.layer4)
-        for b in layer
-    ]
+    layers: list[Any] = [(model.conv1, model.bn1)]
+    shorts: list[bool] = []
+    block: Any
+    for layer in (model.layer1, model.layer2, model.layer3, model.layer4):
+        for block in layer:
+            layers += [(block.conv1, block.bn1), (block.conv2, block.bn2)]
+            shorts.append(block.downsample is not None)
+            if block.downsample is not None:
+                layers.append(tuple(block.downsample))
+    stem, *rest = fold(layers, dtype)
+    left = iter(rest)
+    blocks = [(next(left), next(left), next(left) if short else None) for short in shorts]
     head: Any = None  # of another kind: called as it is
     if type(model.fc) is nn.Linear and model.fc.bias is not None and not changed(model.fc):
         head = model.fc.weight.to(dtype), model.fc.bias.to(dtype)

@@ -17,6 +17,11 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def best_precision(device: torch.device) -> str:
+    """In which a network is trained there unless told otherwise, as `fit` names it: half on GPUs that compute in it."""
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "32"
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The device of the first parameter or buffer; a model without any counts as on the CPU."""
     for tensor in (*model.parameters(), *model.buffers()):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from csada.errors import InputError
 from csada.models.folded import foldable, folded_forward
+from csada.models.fused import norm_relu
 from csada.models.initial import he_convolutions, seeded
 from csada.models.modes import mixes_batch
 
@@ -35,10 +35,8 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        out = self.bn2(self.conv2(out))
-        out += x if self.downsample is None else self.downsample(x)
-        return F.relu(out, inplace=True)
+        out = norm_relu(self.bn1, self.conv1(x))
+        return norm_relu(self.bn2, self.conv2(out), x if self.downsample is None else self.downsample(x))
 
 
 class ResNet(nn.Module):
@@ -64,7 +62,7 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda and torch.is_autocast_enabled("cuda") and not mixes_batch(self) and foldable(self):
             return folded_forward(self, torch.get_autocast_dtype("cuda"))(x)
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
+        x = self.maxpool(norm_relu(self.bn1, self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: Tensor = self.fc(x.mean((2, 3)))
         return logits

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csada.classifier import Classifier
@@ -49,6 +50,7 @@ from csada.workflow.train import train_stages
 
 BASELINES = "baselines"  # the folder of the baselines, which all experiments share
 GRID = 150  # points a side of the toy's decision regions
+PART = 14 << 20  # bytes of a file of a baseline that is carried along
 SHOWN_EPOCHS = 60  # of a longer history a record keeps this many, evenly
 
 Entry = dict[str, Any]
@@ -58,6 +60,7 @@ Entry = dict[str, Any]
 class Run:
     config: Config
     folder: Path
+    carried: Path | None = None  # a folder of baselines that go from machine to machine
 
     @property
     def name(self) -> str:
@@ -139,21 +142,46 @@ Trained = tuple[Entry, dict[str, Scores], list[Epoch]]
 
 
 def run_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None]) -> Trained:
-    """Its recipe; every stage has its checkpoint, and one that was finished is only read."""
+    """Its recipe; every stage has its checkpoint, and one that was finished is only read.
+
+    Trained twice, on two machines, a recipe may give two models. One that is carried along is trained once, rounded to
+    half precision before anything starts from it, and read on every other machine.
+    """
     config = run.config
     arguments = arguments_for(config["model"], splits.shape)
     net = create(config["model"], len(splits.classes), seed=config["seed"], **arguments)
     if "pretrained" in config:
         load_weights(net, config["pretrained"], seed=config["seed"])
     net = net.to(device)
-    with deterministic(device):
-        net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder / OWN)
+    kept = None if run.carried is None else run.carried / run.folder.name
+    if kept is None or not (kept / "history.jsonl").exists():
+        with deterministic(device):
+            net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder / OWN)
+        if kept is not None:
+            carry(net, kept, history)
+    if kept is not None:
+        history = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+        net.load_state_dict({k: v for path in kept.glob("*.safetensors") for k, v in load_file(path).items()})
     scores = all_scores(net, splits)
     logits, labels = predict_logits(net, splits, part="train")
     result = confusions(scores, CostMatrix.uniform(len(splits.classes)))
     result["training_loss"] = float(F.cross_entropy(logits, labels))  # without augmentation: does it fit its data?
     Classifier.of(net, splits, architecture=config["model"], arguments=arguments).save(run.folder / "model")
     return result, scores, history
+
+
+def carry(net: nn.Module, folder: Path, history: list[Epoch]) -> None:
+    """The weights in half precision, in parts of at most PART bytes; the history comes last: with it they are complete."""
+    parts: list[dict[str, Tensor]] = [{}]
+    for name, value in net.state_dict().items():
+        half = (value.bfloat16() if value.is_floating_point() else value).cpu().contiguous()
+        if sum(tensor.nbytes for tensor in parts[-1].values()) + half.nbytes > PART:
+            parts.append({})
+        parts[-1][name] = half
+    for i, part in enumerate(parts):
+        with whole(folder / f"weights-{i}.safetensors") as partial:
+            save_file(part, partial)
+    write_text(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
 
 
 @contextmanager

@@ -59,10 +59,16 @@ class Runs:
         return [run for run in self.baselines if run.folder.name in wanted and not run.done]
 
 
-def plan_runs(spec: Spec, runs_dir: Path, results_dir: Path | None = None, all_pairs: bool = False) -> Runs:
+def plan_runs(
+    spec: Spec,
+    runs_dir: Path,
+    results_dir: Path | None = None,
+    all_pairs: bool = False,
+    carried: Path | None = None,
+) -> Runs:
     """Where a baseline decides the pairs and is not trained, there are no runs yet."""
     known = known_runs(spec, results_dir)
-    baselines = [Run(c, runs_dir / BASELINES / identity(c)) for c in baseline_configs(spec)]
+    baselines = [Run(c, runs_dir / BASELINES / identity(c), carried) for c in baseline_configs(spec)]
     counts = {}
     for run in baselines:  # the record's first: pairs that were chosen once stay
         if result := known.get(run.folder.name, {}).get("result") or (
@@ -83,11 +89,15 @@ def run_experiment(
     only: Selection | None = None,
     workers: int = 1,
     limit_minutes: float | None = None,
+    carried: Path | None = None,
     on_progress: Progress | None = None,
 ) -> SweepReport:
     """Do what neither `runs_dir` nor the record in `results_dir` has; a run that fails does not stop the others.
 
     only: the part of the experiment to do now; runs beside it are neither done nor counted.
+
+    carried: a folder of baselines in half precision, in small files: taken from there, else trained and kept there, so
+    that a sweep done in parts on several machines starts from the same.
 
     on_progress(done, total) counts epochs of the whole sweep. After `limit_minutes` no further run is started.
     """
@@ -96,7 +106,7 @@ def run_experiment(
     only.check(spec)
 
     def made() -> Runs:
-        plan = plan_runs(spec, runs_dir, results_dir, all_pairs)
+        plan = plan_runs(spec, runs_dir, results_dir, all_pairs, carried)
         return replace(plan, runs=[run for run in plan.runs if run.config in only])
 
     plan = made()

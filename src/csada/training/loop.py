@@ -95,6 +95,8 @@ def fit(
     """
     given, rest = split_options(options)
     settings, device = Settings(**given), device_of(model)
+    if device.type not in ("cpu", "cuda"):  # sums are taken in double precision, which Apple's GPUs have not
+        raise InputError(f"the model lies on {device}; fit trains on a CPU or a CUDA GPU: give model.to('cpu')")
     place = parallel.place(settings.devices, settings.num_nodes, device)
     ranks = parallel.join(device) if place == "join" else Ranks(device)
     with borrowed_randomness(device) as reseed:
@@ -186,7 +188,7 @@ class Loop:
         self.piece = limit if isinstance(limit, int) else sys.maxsize  # samples at once
         self.in_shares = limit is not None or not alone
         if self.settings.graph and self.device.type == "cuda" and alone and limit in (None, "auto"):
-            self.graphs = Graphs(self.step, self.method, self.model, self.optimizer)
+            self.graphs = Graphs(self.method, self.model, self.optimizer)
 
     def epoch(self, epoch: int, source: Batches, generator: torch.Generator) -> float:
         """One pass over the data; the mean loss."""
@@ -197,7 +199,7 @@ class Loop:
             if isinstance(source, LoaderBatches):
                 check_labels(batch.y, len(self.method.costs))
             self.set_lr(self.settings.lr_at(epoch * len(source) + i, len(source)))
-            loss = None if self.graphs is None else self.graphs(batch, generator)
+            loss = None if self.graphs is None else self.graphs(self.step, batch, generator)
             if loss is None:
                 loss = self.step_in_shares(share, generator, own) if self.in_shares else self.step(batch, generator)
             total += loss * len(share.labels)

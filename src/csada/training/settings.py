@@ -88,8 +88,10 @@ SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what `Settings` takes, each of its type; what is left for the method)."""
-    settings = fields_from(Settings, {k: v for k, v in options.items() if k in SETTINGS}, "fit")
-    return settings, {k: v for k, v in options.items() if k not in SETTINGS}
+    given = {k: v for k, v in options.items() if k in SETTINGS}
+    if given.get("precision") == 32:  # a number where it was read from a command line
+        given["precision"] = "32"
+    return fields_from(Settings, given, "fit"), {k: v for k, v in options.items() if k not in SETTINGS}
 
 
 def make_method(method: str | Method, costs: CostMatrix, options: dict[str, Any], costs_given: bool) -> Method:

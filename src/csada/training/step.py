@@ -7,6 +7,9 @@ eager one draw the same numbers and differ by rounding alone, and a capture that
 
 A graph repeats what the device did, and nothing that Python did: a counter or a random number of Python's would be frozen. So
 only what is known to do without is captured: csada's methods and models, PyTorch's layers, and whatever says `static = True`.
+
+cuDNN's search for its fastest kernels (torch.backends.cudnn.benchmark) is left as the caller has it: it makes a step 5 % faster
+and takes as long as dozens of epochs save.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ from csada.methods import Method
 from csada.methods.csada import CSADA
 from csada.models.modes import changed
 
-REHEARSALS = 3
 log = logging.getLogger("csada")
 
 Step = Callable[..., Tensor]  # (batch, generator), and capacity= for CSADA
@@ -33,16 +35,19 @@ Step = Callable[..., Tensor]  # (batch, generator), and capacity= for CSADA
 class Graphs:
     """A step's CUDA graphs: for batches of one shape, one graph for each number of tasks that they need."""
 
-    def __init__(self, step: Step, method: Method, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.step, self.method, self.model, self.optimizer = step, method, model, optimizer
+    def __init__(self, method: Method, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.method, self.model, self.optimizer = method, model, optimizer
         networks = (model, *(value for value in vars(method).values() if isinstance(value, nn.Module)))
         self.usable = says_static(method) and all(map(is_static, networks))
         self.shape: torch.Size | None = None
         self.captured: dict[int | None, CapturedStep] = {}
         self.memory: Any = None  # one pool for all: they never run at the same time
 
-    def __call__(self, batch: Batch, generator: torch.Generator) -> Tensor | None:
-        """The step on this batch; None where it is for the eager step to do."""
+    def __call__(self, step: Step, batch: Batch, generator: torch.Generator) -> Tensor | None:
+        """The step on this batch; None where it is for the eager step to do.
+
+        The step is not kept: its owner, which keeps the graphs, would free their memory only when Python looks for cycles.
+        """
         self.shape = self.shape or batch.x.shape
         if not self.usable or batch.x.shape != self.shape:
             return None
@@ -50,17 +55,17 @@ class Graphs:
         if isinstance(self.method, CSADA) and (capacity := self.method.capacity(self.model, batch.y)) is None:
             return None
         with torch.cuda.device(batch.x.device):
-            if capacity not in self.captured and not self.capture(batch, generator, capacity):
+            if capacity not in self.captured and not self.capture(step, batch, generator, capacity):
                 return None
             return self.captured[capacity](batch, generator)
 
-    def capture(self, batch: Batch, generator: torch.Generator, capacity: int | None) -> bool:
+    def capture(self, step: Step, batch: Batch, generator: torch.Generator, capacity: int | None) -> bool:
         """Whether it worked; where it did not, the reason is logged and the run continues without graphs."""
         before = State(self.model, self.optimizer)
         sizes = {} if capacity is None else {"capacity": capacity}
         self.memory = self.memory or torch.cuda.graph_pool_handle()
         try:
-            captured = CapturedStep(lambda *of: self.step(*of, **sizes), batch, generator, self.memory)
+            captured = CapturedStep(lambda *of: step(*of, **sizes), batch, generator, self.memory)
             self.captured[capacity] = captured
         except RuntimeError as error:
             log.warning("the step runs eagerly: it cannot be captured as a CUDA graph (%s)", str(error).splitlines()[0])
@@ -78,12 +83,11 @@ class CapturedStep:
         self.graph = torch.cuda.CUDAGraph()
         own = generator.clone_state()
         self.graph.register_generator_state(own)
-        with own_default_generator(batch.x.device) as own_default, search_for_kernels():
+        with own_default_generator(batch.x.device) as own_default:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(REHEARSALS):
-                    step(self.batch, own)
+                step(self.batch, own)  # a rehearsal: libraries load their kernels, the optimiser makes its moments
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(self.graph, pool=memory):
                 self.loss = step(self.batch, own)
@@ -141,19 +145,6 @@ def own_default_generator(device: torch.device) -> Iterator[torch.Generator]:
         yield own
     finally:
         default.graphsafe_set_state(lent)
-
-
-@contextmanager
-def search_for_kernels() -> Iterator[None]:
-    """cuDNN looks for its fastest kernels: every shape is seen once and for all. Which ones win differs from run to run,
-    so not where somebody asked for determinism."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark
-    cudnn.benchmark = not (torch.are_deterministic_algorithms_enabled() or cudnn.deterministic)
-    try:
-        yield
-    finally:
-        cudnn.benchmark = before
 
 
 def says_static(thing: object) -> bool:

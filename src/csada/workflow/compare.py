@@ -32,7 +32,7 @@ from csada.folders import OWN
 from csada.methods import METHODS
 from csada.metrics import Evaluation
 from csada.models import Recipe, arguments_for, create
-from csada.models.modes import best_device, borrowed_threads
+from csada.models.modes import best_device, best_precision, borrowed_threads
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
 from csada.workflow.fit import rule_within
@@ -335,12 +335,13 @@ def make_plan(
     model: str | None = None,
     recipe: str | None = None,
     baseline_epochs: int | None = None,
-    **given: float | None,
+    **given: float | str | None,
 ) -> Plan:
     """Every setting resolved, and refused here if it is bad, before any training. given: those of fine-tuning."""
     model, length, recipe, _ = suited(splits, model, recipe, baseline_epochs, gpu=torch.cuda.is_available())
     arguments_for(model, splits.shape)
     _, stages = stages_for(model, recipe, length, len(splits.train))
+    given = {"precision": best_precision(best_device()), **given}
     options = {name: options_for(name, kind_of(model, splits.shape), **given) for name in methods}
     for name, own in options.items():
         settings, rest = split_options(own)

@@ -29,7 +29,7 @@ from csada.methods.auxcst import AuxiliaryCosts
 from csada.methods.csdnn import SigmoidNet
 from csada.methods.sosr import CostRegressor
 from csada.models import MODELS, head
-from csada.models.modes import borrowed_threads
+from csada.models.modes import best_precision, borrowed_threads, device_of
 from csada.reading import plain as as_json
 from csada.training import Epoch, fit, make_method, split_options
 from csada.training.checkpoints import digest
@@ -173,7 +173,8 @@ def resolve(classifier: Classifier, splits: Splits, method: str, given: Mapping[
     model = architecture if architecture in MODELS else default_model(splits.shape)
     settings = options_for(method, kind_of(model, splits.shape))
     fewer = min(settings["batch_size"], max(len(splits.train) // 8, 16))
-    return settings | {"batch_size": fewer, "seed": 0, **given}, threads_for(splits.shape)
+    precision = best_precision(device_of(classifier.network))
+    return settings | {"batch_size": fewer, "precision": precision, "seed": 0, **given}, threads_for(splits.shape)
 
 
 def checkpoint(classifier: Classifier, splits: Splits, costs: CostMatrix, method: str, options: Options) -> str:

@@ -24,7 +24,7 @@ from csada.evaluation import predict_logits
 from csada.evidence import Training
 from csada.folders import OWN
 from csada.models import RECIPES, Recipe, create, freeze, head, load_weights, unfreeze
-from csada.models.modes import best_device, device_of
+from csada.models.modes import best_device, best_precision, device_of
 from csada.models.zoo import arguments_for
 from csada.training import Epoch, fit
 from csada.training.checkpoints import digest
@@ -126,13 +126,12 @@ def train_stages(
     checkpoints: a folder in which every stage has its own, so that a finished one is only read.
     """
     history: list[Epoch] = []
-    precision = "bf16" if device_of(net).type == "cuda" else "32"
 
     def told(line: Epoch, _: nn.Module) -> None:
         on_epoch(line | {"epoch": len(history) + line["epoch"]})
 
     for i, stage in enumerate(stages):
-        options = dataclasses.asdict(stage) | {"precision": precision, "seed": seed}
+        options = dataclasses.asdict(stage) | {"precision": best_precision(device_of(net)), "seed": seed}
         if options.pop("train_only") == "head":
             freeze(net, except_=head(net))
         kept = None if checkpoints is None else checkpoints / f"checkpoint-{i}"

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 import csada
 from csada.errors import InputError
-from csada.methods.distillation import Distillation, Teachers
+from csada.methods.distillation import Distillation, Teacher
 from csada.methods.mixup import Mixup, coefficients, mixed, permutation
+from csada.models.members import Member, as_network
 from csada.training.step import Graphs
 
 COSTS = csada.CostMatrix([[0, 0, 9.0], [1.0, 0, 0], [0, 0, 0]])
@@ -92,33 +93,38 @@ def pictures(seed):
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 3), nn.Dropout(0.5))
 
 
-def test_teachers_are_averaged_over_networks_and_views_in_evaluation_mode():
+def ensemble(*seeds):
+    return as_network([Member(pictures(seed)) for seed in seeds], ("identity", "mirror"))
+
+
+def test_a_teacher_is_a_frozen_copy_in_evaluation_mode():
     x, _ = images()
-    nets = [pictures(0).train(), pictures(1).train()]
-    teachers = Teachers(nets, ("identity", "mirror"))
-    expected = torch.stack([(net.eval()(v) / 2).softmax(1) for net in nets for v in (x, x.flip(-1))]).mean(0)
-    assert torch.allclose(teachers(x, 2.0), expected)
-    assert not any(p.requires_grad for p in teachers.parameters())
-    assert all(p.requires_grad for net in nets for p in net.parameters())  # the caller's own are left alone
+    network = ensemble(0, 1).train()
+    teacher = Teacher(network)
+    nets = [pictures(0).eval(), pictures(1).eval()]
+    expected = torch.stack([net(v).softmax(1) for net in nets for v in (x, x.flip(-1))]).mean(0)
+    assert torch.allclose(teacher(x), expected, atol=1e-6)
+    assert not any(p.requires_grad for p in teacher.parameters())
+    assert all(p.requires_grad for p in network.parameters())  # the caller's own are left alone
 
 
-def test_a_student_learns_what_its_teachers_say_whatever_the_labels():
+def test_a_student_learns_what_its_teacher_says_whatever_the_labels():
     x, y = images()
-    method = Distillation(COSTS, Teachers([pictures(0), pictures(1)], ("identity", "mirror")))
-    before = {k: v.clone() for k, v in method.teachers.state_dict().items()}
+    method = Distillation(COSTS, Teacher(ensemble(0, 1)))
+    before = {k: v.clone() for k, v in method.teacher.state_dict().items()}
     fitted = csada.fit(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), (x, y), method, COSTS, epochs=60, lr=0.3)
     told = fitted.model(x).softmax(1)
-    wanted = method.teachers(x)
+    wanted = method.teacher(x)
     assert (told - wanted).abs().max() < 0.2 and (told - wanted).abs().mean() < 0.05
-    assert all(torch.equal(before[k], v) for k, v in method.teachers.state_dict().items())
+    assert all(torch.equal(before[k], v) for k, v in method.teacher.state_dict().items())
 
 
-def test_a_checkpoint_belongs_to_its_teachers(tmp_path):
+def test_a_checkpoint_belongs_to_its_teacher(tmp_path):
     x, y = images()
     student = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
 
     def run(seed, epochs):
-        method = Distillation(COSTS, Teachers([pictures(seed)]))
+        method = Distillation(COSTS, Teacher(pictures(seed)))
         return csada.fit(student, (x, y), method, COSTS, epochs=epochs, checkpoint=tmp_path / "c", batch_size=16)
 
     first = run(0, 2)
@@ -132,22 +138,20 @@ class Odd(nn.Linear):
     """A layer of somebody's own, which does not say that it is static."""
 
 
-def test_a_step_is_captured_only_if_the_teachers_may_be():
+def test_a_step_is_captured_only_if_the_teacher_may_be():
     x_model = pictures(0)
     optimizer = torch.optim.SGD(x_model.parameters(), lr=0.1)
-    usable = [Graphs(Distillation(COSTS, Teachers([net])), x_model, optimizer).usable for net in (x_model, Odd(36, 3))]
+    usable = [Graphs(Distillation(COSTS, Teacher(net)), x_model, optimizer).usable for net in (x_model, Odd(36, 3))]
     assert usable == [True, False]
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Teachers([]),
-        lambda: Teachers([pictures(0)], ("upside-down",)),
-        lambda: Distillation(COSTS, Teachers([pictures(0)]), temperature=0),
-        lambda: Distillation(COSTS, Teachers([pictures(0)]), alpha=-1),
+        lambda: Distillation(COSTS, Teacher(pictures(0)), temperature=0),
+        lambda: Distillation(COSTS, Teacher(pictures(0)), alpha=-1),
     ],
 )
-def test_bad_teachers_are_refused(make):
+def test_bad_settings_are_refused(make):
     with pytest.raises(InputError):
         make()

@@ -141,7 +141,7 @@ def test_choose_calibrates_sets_the_strength_and_refers(refer):
 
 
 def test_bad_input_is_named_with_the_way_out():
-    with pytest.raises(InputError, match="0 candidates and 4 members; give at least one of each"):
+    with pytest.raises(InputError, match="0 candidates and 3 members; give at least one of each"):
         greedy({}, LABELS, COSTS)
     with pytest.raises(InputError, match=r"shape \(400, 3\); \(samples, 4\) is needed"):
         greedy(LIBRARY | {"narrow": TRUE[:, :3]}, LABELS, COSTS)

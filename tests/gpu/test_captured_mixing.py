@@ -1,13 +1,14 @@
-"""Mixup and distillation draw, mix and ask their teachers inside the captured step, as they do without a graph."""
+"""Mixup and distillation draw, mix and ask their teacher inside the captured step, as they do without a graph."""
 
 import pytest
 import torch
 from test_captured_step import COSTS, distance, run
 
 import csada
-from csada.methods.distillation import Distillation, Teachers
+from csada.methods.distillation import Distillation, Teacher
 from csada.methods.mixup import Mixup
 from csada.models import cnn, resnet
+from csada.models.members import Member, as_network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -15,7 +16,10 @@ METHODS = {
     "mixup": lambda: Mixup(COSTS, alpha=0.5),
     "aimed": lambda: Mixup(COSTS, partners="cost", confusion=[[0.7, 0.1, 0.1, 0.1]] * 4),
     "distillation": lambda: Distillation(
-        COSTS, Teachers([resnet(9, 4, seed=1), cnn(3, 16, 4, dropout=0.5)], ("identity", "mirror")).cuda()
+        COSTS,
+        Teacher(
+            as_network([Member(resnet(9, 4, seed=1)), Member(cnn(3, 16, 4, dropout=0.5))], ("identity", "mirror"))
+        ).cuda(),
     ),
 }
 

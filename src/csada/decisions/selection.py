@@ -31,7 +31,7 @@ from csada.decisions.rules import (
 )
 from csada.errors import InputError
 
-Library = Mapping[str, Mapping[str, Any]]  # name -> view -> [N, K] logits
+Library = Mapping[str, Mapping[Any, Any]]  # name -> view -> [N, K] logits
 
 EXPECTED = 0.5  # share of the expected cost, which varies little, in a cost that is otherwise counted
 NOISE = 0.5  # standard errors by which an admission must lower the cost
@@ -126,7 +126,7 @@ class Mixture:
 
     selection: Selection
     temperatures: dict[str, float]
-    views: tuple[str, ...]
+    views: tuple[Any, ...]
 
     def scores(self, library: Library) -> Floats:
         """[N, K]: the logarithms of the averaged probabilities."""

@@ -1,18 +1,17 @@
 """Distillation (Hinton et al., 2015) on mixed samples: one network learns what several say together.
 
-    T^2 * - sum_k q_k log p_k(x),     q = mean over teachers and views of softmax(logits(x) / T),     p = softmax(student / T)
+    T^2 * - sum_k q_k log p_k(x),     q = softmax(teacher(x) / T),     p = softmax(student(x) / T)
 
-x is a mixture a x_i + (1 - a) x_j as in mixup, and no label is used. On the training samples as they are, interpolating
-teachers say little more than the labels do; between samples they say what they know. It takes networks, so it has no name in
-METHODS: `fit(student, data, Distillation(costs, Teachers([...])))`.
+x is a mixture a x_i + (1 - a) x_j as in mixup, and no label is used. On the training samples as they are, an interpolating
+teacher says little more than the labels do; between samples it says what it knows. It takes a network, so it has no name in
+METHODS: `fit(student, data, Distillation(costs, Teacher(classifier.network)))`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -23,38 +22,31 @@ from csada.errors import InputError
 from csada.methods.base import first_parameter, scores
 from csada.methods.mixup import check_alpha, coefficients, mixed, permutation
 
-View = Literal["identity", "mirror"]
 
-
-class Teachers(nn.Module):
-    """Frozen copies of networks in evaluation mode; forward gives the mean of their probabilities over all views."""
+class Teacher(nn.Module):
+    """A frozen copy of a network in evaluation mode, such as `Classifier.network`; forward gives its probabilities."""
 
     static = True
 
-    def __init__(self, members: Sequence[nn.Module], views: Sequence[View] = ("identity",)) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        if not members or not views or not set(views) <= {"identity", "mirror"}:
-            raise InputError(f"{len(members)} teachers and views {', '.join(views)}; known views: identity, mirror")
-        self.members = nn.ModuleList(copy.deepcopy(member) for member in members).eval().requires_grad_(False)
-        self.views = tuple(views)
+        self.network = copy.deepcopy(network).eval().requires_grad_(False)
 
     def forward(self, x: Tensor, temperature: float = 1.0) -> Tensor:
-        seen = torch.cat([x.flip(-1) if view == "mirror" else x for view in self.views])
-        each = [(scores(member, seen) / temperature).softmax(1) for member in self.members]
-        return torch.stack(each).mean(0).reshape(len(self.views), len(x), -1).mean(0)
+        return (scores(self.network, x) / temperature).softmax(1)
 
     def extra_repr(self) -> str:
-        """With the weights' hash: a checkpoint belongs to its teachers, and knows a method as it prints."""
+        """The weights' hash: a checkpoint belongs to its teacher, and knows a method as it prints."""
         values = (v.cpu().contiguous().flatten().view(torch.uint8).numpy() for v in self.state_dict().values())
-        return f"views={self.views}, weights={hashed([hashed(values)]).hex()}"
+        return f"weights={hashed([hashed(values)]).hex()}"
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Give `fit` the student to start from: one of the teachers, say."""
+    """Give `fit` the student to start from: a member of the teacher, say."""
 
     costs: CostMatrix
-    teachers: Teachers
+    teacher: Teacher
     temperature: float = 1.0
     alpha: float = 1.0
     static = True
@@ -65,7 +57,7 @@ class Distillation:
             raise InputError(f"temperature must be positive, got {self.temperature}")
 
     def prepare(self, model: nn.Module, data: Any, **_: Any) -> tuple[nn.Module, Any]:
-        self.teachers.to(first_parameter(model).device)
+        self.teacher.to(first_parameter(model).device)
         return model, data
 
     def __call__(
@@ -73,7 +65,7 @@ class Distillation:
     ) -> Tensor:
         x = mixed(x, permutation(y, generator), coefficients(self.alpha, len(y), y.device, generator))
         with torch.no_grad():
-            target = self.teachers(x, self.temperature)
+            target = self.teacher(x, self.temperature)
         student = (scores(model, x) / self.temperature).log_softmax(1)
         loss: Tensor = -(target * student).sum(1).mean() * self.temperature**2
         return loss

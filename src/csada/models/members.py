@@ -81,6 +81,8 @@ def averaged(scored: Iterable[tuple[Any, float, float]]) -> Any:
 class Ensemble(nn.Module):
     """Members and views as one network: normalised samples in, log of the mean probabilities out."""
 
+    static = True  # as far as its members are
+
     def __init__(self, members: Sequence[Member], views: Sequence[View]) -> None:
         super().__init__()
         self.models = nn.ModuleList(member.model for member in members)

@@ -30,16 +30,18 @@ from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost
-from csada.errors import Diverged
+from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, predict_logits
+from csada.methods.distillation import Distillation, Teacher
 from csada.models import MODELS, create
-from csada.models.modes import borrowed_threads, device_of
+from csada.models.modes import best_precision, borrowed_threads, device_of
 from csada.training import Epoch, fit, make_method, split_options
 from csada.workflow.fit import checkpoint
 from csada.workflow.runs import environment
 from csada.workflow.settings import Options, default_model, kind_of, options_for, restart, threads_for
 from csada.workflow.train import few_samples, stages_for
 
+STUDENT = 2.0  # an epoch of distillation from three networks and two views, in epochs of cross-entropy
 SEEDS = 1000  # from here on, so that a fresh network is not the given one again
 log = logging.getLogger("csada")
 
@@ -51,7 +53,7 @@ class Candidate:
     """How one network is trained. costs: what the method gets, which for CSADA is cost x confusion."""
 
     name: str
-    method: str  # of METHODS; "none": the given network as it is
+    method: str  # of METHODS, or "distillation"
     options: Options  # of `fit` and of the method, all of them
     costs: CostMatrix
     start: Literal["given", "fresh"] = "given"
@@ -59,36 +61,31 @@ class Candidate:
 
     @property
     def epochs(self) -> int:
-        return int(self.options.get("epochs", 0))
+        return int(self.options["epochs"])
 
     def seconds(self, epoch: float) -> float:
         """What training is expected to take where an epoch of cross-entropy takes so long."""
         return self.epochs * self.work * epoch
 
 
-def candidates(classifier: Classifier, splits: Splits, costs: CostMatrix) -> tuple[Candidate, ...]:
-    """For data as `Classifier.adapt` gives them. The given network comes first; where `no_restarts`, it is alone."""
-    given = Candidate("given", "none", {}, costs)
+def candidates(classifier: Classifier, splits: Splits, costs: CostMatrix, seed: int = 0) -> tuple[Candidate, ...]:
+    """For data as `Classifier.adapt` gives them; none where `no_restarts`."""
     if no_restarts(classifier) is not None:
-        return (given,)
-    architecture = classifier.members[0].architecture
-    kind = kind_of(architecture if architecture in MODELS else default_model(splits.shape), splits.shape)
-    start: Literal["given", "fresh"] = "fresh" if kind == "plain" and architecture in MODELS else "given"
-    options = train_options(classifier, splits, kind, start)
+        return ()
+    kind, start, options = _restart(classifier, splits)
     confusion = confusion_of(predict_logits(classifier.network, splits, part="validation"))
-    seed = SEEDS + (0 if classifier.training is None else classifier.training.seed)
+    first = SEEDS * (seed + 1) + (0 if classifier.training is None else classifier.training.seed)
 
     def another(name: str, method: str, number: int, **own: object) -> Candidate:
-        return Candidate(name, method, options | {"seed": seed + number} | own, costs, start)
+        return Candidate(name, method, options | {"seed": first + number} | own, costs, start)
 
-    first = "restart" if start == "given" else "fresh"
+    plain = "restart" if start == "given" else "fresh"
     aimed = {"partners": "cost", "confusion": tuple(map(tuple, confusion.tolist()))}
     found = [
-        given,
-        another(first, "cross_entropy", 1),
-        another(f"{first} with mixup", "mixup", 2),
-        another(f"second {first} with mixup", "mixup", 3),
-        another(f"{first} with aimed mixup", "mixup", 4, **aimed),
+        another(f"{plain} with mixup", "mixup", 2),
+        another(plain, "cross_entropy", 1),
+        another(f"second {plain} with mixup", "mixup", 3),
+        another(f"{plain} with aimed mixup", "mixup", 4, **aimed),
     ]
     weights = CostMatrix(costs.values * confusion, costs.classes)
     if weights.values.any():
@@ -97,8 +94,24 @@ def candidates(classifier: Classifier, splits: Splits, costs: CostMatrix) -> tup
         attack = make_method("csada", weights, split_options(own)[1], costs_given=True)
         # forward and backward are three forward passes, the attack two a step; the rest as the paper has it
         work = 1 + attack.tasks / own["batch_size"] * (2 * attack.steps + 4) / 3  # type: ignore[attr-defined]
-        found.append(Candidate("csada", "csada", own | {"seed": seed + 5}, weights, work=work))
+        found.append(Candidate("csada", "csada", own | {"seed": first + 5}, weights, work=work))
     return tuple(found)
+
+
+def student(classifier: Classifier, splits: Splits, costs: CostMatrix, seed: int = 0) -> Candidate:
+    """One network that learns what several say together; it starts from the given one."""
+    if (reason := no_restarts(classifier)) is not None:
+        raise InputError(reason)
+    options = _restart(classifier, splits)[2] | {"seed": SEEDS * (seed + 1) + 6}
+    return Candidate("student", "distillation", options, costs, work=STUDENT)
+
+
+def _restart(classifier: Classifier, splits: Splits) -> tuple[str, Literal["given", "fresh"], Options]:
+    """The kind of network, where its candidates start, and how they are trained."""
+    architecture = classifier.members[0].architecture
+    kind = kind_of(architecture if architecture in MODELS else default_model(splits.shape), splits.shape)
+    start: Literal["given", "fresh"] = "fresh" if kind == "plain" and architecture in MODELS else "given"
+    return kind, start, train_options(classifier, splits, kind, start)
 
 
 def no_restarts(classifier: Classifier) -> str | None:
@@ -141,17 +154,22 @@ def train_candidate(
     *,
     checkpoints: Path | None = None,
     on_epoch: OnEpoch | None = None,
+    teacher: nn.Module | None = None,
 ) -> Member:
-    """checkpoints: a folder from which the same training resumes. on_epoch(line, total) is called after every epoch."""
+    """checkpoints: a folder from which the same training resumes. on_epoch(line, total) is called after every epoch.
+
+    teacher: what a student learns from.
+    """
     given = classifier.members[0]
-    if candidate.method == "none":
-        return given
     device = device_of(given.model)
     net = given.model
-    options: Options = {"precision": "bf16" if device.type == "cuda" else "32", **candidate.options}
+    options: Options = {"precision": best_precision(device), **candidate.options}
     if candidate.start == "fresh":
         architecture, classes = str(given.architecture), len(classifier.classes)
         net = create(architecture, classes, seed=options["seed"], **given.arguments).to(device)
+    method: str | Distillation = candidate.method
+    if teacher is not None:
+        method = Distillation(candidate.costs, Teacher(teacher))
     kept = None
     if checkpoints is not None:
         told = options | {"start": candidate.start}
@@ -162,7 +180,7 @@ def train_candidate(
             on_epoch(line, candidate.epochs)
 
     with borrowed_threads(threads_for(splits.shape)):
-        fitted = fit(net, splits, candidate.method, candidate.costs, checkpoint=kept, on_epoch=each, **options)
+        fitted = fit(net, splits, method, candidate.costs, checkpoint=kept, on_epoch=each, **options)
     return Member(fitted.model, given.architecture, given.arguments)
 
 
@@ -174,6 +192,7 @@ def train_candidates(
     seconds: float | None = None,
     checkpoints: Path | None = None,
     on_epoch: OnEpoch | None = None,
+    teacher: nn.Module | None = None,
 ) -> Iterator[tuple[Candidate, Member]]:
     """One after the other, without those that diverge. `seconds`: stops before the first one that will take longer.
 

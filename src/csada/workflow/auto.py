@@ -1,0 +1,119 @@
+"""`auto`: the best classifier that can be made from a given one, within an accuracy budget.
+
+A decision rule is only as good as the probabilities under it. So auto trains a few candidates from the given model, scores
+every sample under the views that keep its label, averages the candidates that lower the cost on validation, calibrates the
+average and gives it a decision rule. What is saved is what validation chose, be it the given model with its rule.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csada.classifier import Classifier, Member
+from csada.costs import CostMatrix
+from csada.data.augment import View
+from csada.data.splits import Splits
+from csada.decisions import select
+from csada.errors import InputError
+from csada.evaluation import predict_logits
+from csada.models.members import as_network
+from csada.models.modes import borrowed_threads
+from csada.training import Epoch
+from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_candidates
+from csada.workflow.fit import Made, checked, concluded
+from csada.workflow.runs import lines
+from csada.workflow.settings import threads_for
+
+MOST = 3  # candidates
+log = logging.getLogger("csada")
+
+
+def auto(
+    classifier: Classifier,
+    splits: Splits,
+    costs: CostMatrix,
+    *,
+    members: int = 3,
+    views: Sequence[View] | None = None,
+    single: bool = False,
+    minutes: float | None = None,
+    seed: int = 0,
+    budget: float = 0.5,
+    refer: float = 0.0,
+    seen: str = "refuse",
+    checkpoints: Path | None = None,
+    on_epoch: Callable[[Epoch, int], None] | None = None,
+) -> Classifier:
+    """The classifier that costs least on validation among the given one and averages of networks trained from it.
+
+    members: networks to average, at most. views: of each sample; where validation gains by them, all that training showed,
+    unless given. single: what was chosen is distilled into one network that sees each sample once. minutes: no training
+    starts that would end later; else the candidates take no more epochs than the given model did. budget, refer, seen,
+    checkpoints: as for `improve`. on_epoch(line, total): the line has the name of the `member`.
+    """
+    if members < 1:
+        raise InputError(f"members is {members}; 1 or more are needed")
+    started, deadline = datetime.now(UTC), None if minutes is None else time.monotonic() + 60 * minutes
+    splits = checked(classifier, splits, seen)
+    shown = classifier.allowed_views if views is None else tuple(views)
+    replace(classifier, views=shown)  # refuses those that may change a label
+    if (reason := no_restarts(classifier)) is not None:
+        log.warning(reason)
+    tried = within(candidates(classifier, splits, costs, seed), classifier, minutes) if members > 1 else ()
+    learner = student(classifier, splits, costs, seed) if single else None
+    total, history = sum(each.epochs for each in tried) + (learner.epochs if learner else 0), list[Epoch]()
+
+    def trained(these: Sequence[Candidate], teacher: Any = None) -> Iterator[tuple[str, Member]]:
+        def told(line: Epoch, _: int) -> None:
+            history.append(line | {"epoch": len(history) + 1})
+            if on_epoch is not None:
+                on_epoch(history[-1], total)
+
+        left = None if deadline is None else deadline - time.monotonic()
+        for each, member in train_candidates(
+            classifier, splits, these, seconds=left, checkpoints=checkpoints, on_epoch=told, teacher=teacher
+        ):
+            yield each.name, member
+
+    with borrowed_threads(threads_for(splits.shape)):
+        library = {"given": classifier.start} | dict(trained(tried))
+        scores = {
+            name: {
+                view: predict_logits(as_network((member,), (view,)), splits, part="validation").logits for view in shown
+            }
+            for name, member in library.items()
+        }
+        chosen = select(
+            scores, splits.validation.y, costs, budget=budget / 100, members=members, views=views and tuple(views)
+        )
+        weights, temperatures = chosen.selection.weights, chosen.temperatures
+        averaged = tuple(replace(library[n], weight=w, temperature=temperatures[n]) for n, w in weights.items())
+        known = np.union1d(classifier.trained_on, splits.train.ids)
+        after = replace(classifier, members=averaged, views=chosen.views, trained_on=known, evidence=None)
+        if learner is not None and len(averaged) * len(after.views) > 1:
+            taught = dict(trained([learner], after.network)).get(learner.name)
+            after = replace(after, members=(taught or classifier.start,), views=("identity",))
+    options = {"members": members, "views": list(chosen.views), "single": single, "seed": seed, "minutes": minutes}
+    made = Made("auto", options, lines(history), admissions=chosen.selection.steps)
+    return concluded(classifier, after, splits, costs, made, budget=budget, refer=refer, started=started)
+
+
+def within(tried: Sequence[Candidate], classifier: Classifier, minutes: float | None) -> tuple[Candidate, ...]:
+    """The first MOST that together take no longer than the given model's training did, twice as long if they start anew.
+
+    With a time limit, that decides instead. What is aimed at the costs comes after the first three: it has shown no gain.
+    """
+    training = classifier.training
+    if minutes is not None:
+        return tuple(tried)
+    allowed = np.inf if training is None else len(training.history) or np.inf
+    work = np.cumsum([each.epochs * each.work / (2 if each.start == "fresh" else 1) for each in tried])
+    return tuple(each for each, taken in zip(tried[:MOST], work, strict=False) if taken <= allowed)

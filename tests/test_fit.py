@@ -16,7 +16,7 @@ from test_cli import inside, refused
 import csada
 from csada.evaluation import Scores
 from csada.folders import exchange, replaced, reserved
-from csada.workflow.fit import as_plain, improve, rule_within
+from csada.workflow.fit import as_plain, decision_for, improve
 from csada.workflow.project import parse_options
 from csada.workflow.train import train
 
@@ -119,11 +119,12 @@ def test_the_budget_counts_from_the_given_model_by_argmax(weak, splits):
     given = csada.evaluate(start.network, splits, COSTS, part="validation").accuracy
     # Training gains accuracy: the rule may spend what was gained.
     better = improve(start, splits, COSTS, "cost_weighted", {"lr": 0.05, "epochs": 2}, budget=0).evidence
-    scores = Scores(
-        *(torch.from_numpy(each) for each in (better.logits("after", "validation"), better.labels("validation")))
+    before, after = (
+        Scores(*map(torch.from_numpy, (better.logits(side, "validation"), better.labels("validation"))))
+        for side in ("before", "after")
     )
     assert better.validation["after"].accuracy > given + 0.05
-    assert better.rules["after"] == csada.decisions.Decision.of(rule_within(scores, COSTS, given, 0.0))
+    assert better.rules["after"] == decision_for(after, before, COSTS, 0.0)
     assert given <= better.validation["after + rule"].accuracy < better.validation["after"].accuracy
     # Training gives accuracy up: however cheap, that is not chosen.
     costs = csada.CostMatrix(np.where(np.eye(10) == 1, 0, np.eye(10)[3] * 100 + 1e-3), splits.classes)

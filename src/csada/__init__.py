@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from csada.methods import METHODS
     from csada.metrics import Evaluation
     from csada.training import Fitted, fit
+    from csada.workflow.auto import auto
     from csada.workflow.fit import improve
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ _HOME = {  # in data-flow order
     "Fitted": "training",
     "Classifier": "classifier",
     "improve": "workflow.fit",
+    "auto": "workflow.auto",
     "InputError": "errors",
     "RunError": "errors",
 }
@@ -70,6 +72,7 @@ __all__ = [  # noqa: RUF022 - in data-flow order
     "Fitted",
     "Classifier",
     "improve",
+    "auto",
     "InputError",
     "RunError",
     "data",

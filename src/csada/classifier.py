@@ -400,9 +400,9 @@ class Classifier:
         members = load_members(manifest.members, folder, len(manifest.classes), device, trust)
         where, facts = str(folder / CONFIG), {name: getattr(manifest, name) for name in SHARED}
         try:
+            evidence = _complete(manifest.evidence, arrays)
             costs = CostMatrix(arrays["costs"], manifest.classes) if "costs" in arrays else None
             trained_on = arrays.get("trained_on", np.empty(0, np.uint64))
-            evidence = _complete(manifest.evidence, arrays)
             return cls(members, costs=costs, trained_on=trained_on, evidence=evidence, **facts)
         except InputError as error:
             raise InputError(str(error) if where in str(error) else f"{folder}: {error}; fit the model again") from None

@@ -107,6 +107,16 @@ def show_rows(evidence: Evidence) -> None:
     show_table(("accuracy,\nvalidation", "cost,\nvalidation", "accuracy,\ntest", "cost,\ntest", "\n95 %"), rows)
 
 
+def show_members(evidence: Evidence) -> None:
+    """What each member of the average bought, on validation samples that fitted nothing."""
+    if evidence.admissions:
+        rows: list[tuple[str, ...]] = [
+            (each.name, f"{each.cost_per_100:.2f}", f"{100 * each.accuracy:.2f}") for each in evidence.admissions
+        ]
+        show_table(("cost with it", "accuracy with it"), rows)
+        say("Networks in the order in which validation added them to the average; one that comes twice counts twice.")
+
+
 def numbers(e: Evaluation) -> dict[str, Any]:
     """An evaluation as plain values."""
     cost = {"cost_per_100": 100 * e.mean_cost, "interval": e.interval("mean_cost").named(100)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -29,14 +30,20 @@ def fit_command(
     data: cli.DataSet,
     costs: cli.Costs,
     out: cli.OutDir = Path("out/fitted"),
-    method: Method = "csada",
-    epochs: Annotated[int | None, Option(min=0, help="By default 10, for some methods 50; 0: only the rule.")] = None,
-    lr: Annotated[float | None, Option(help="By default 0.001 for cnn and mlp, 0.00002 to 0.0001 for ResNets.")] = None,
+    method: Annotated[str, Option(help="auto, or one method, such as csada, cost_weighted or sosr.")] = "auto",
+    members: Annotated[int, Option(min=1, help="auto: networks to average, at most.")] = 3,
+    views: Annotated[str | None, Option(help="auto: identity,mirror,...; by default what training showed.")] = None,
+    single: Annotated[bool, Option("--single", help="auto: one network that learns from the chosen ones.")] = False,
+    limit: Annotated[
+        str | None, Option("--time", metavar="10m", help="auto: no training that would end later.")
+    ] = None,
+    epochs: Annotated[int | None, Option(min=0, help="Of one method: 10, for some 50. 0: only the rule.")] = None,
+    lr: Annotated[float | None, Option(help="Of one method: 0.001 for cnn and mlp, less for ResNets.")] = None,
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
     refer: Annotated[float, Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")] = 0.0,
     seed: int = 0,
-    devices: Annotated[int, Option(min=1, help="How many processes: one per GPU, or all on the CPU.")] = 1,
+    devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
@@ -51,52 +58,61 @@ def fit_command(
     track: cli.Track = None,
     as_json: cli.AsJson = False,
 ) -> None:
-    """Train a model further with any method, give it a decision rule, and save what costs least on validation.
+    """Improve a model, give it a decision rule, and save what costs least on validation.
 
-    The rows compared are the model before and after, each by its most probable class and with its rule. Interrupted? Run
-    the same command again: it resumes.
+    By default (auto) a few networks are trained from the model, and those that lower the cost on validation are averaged
+    with it. With --method, the model is trained further by that method. The rows compared are the model before and after,
+    each by its most probable class and with its rule. Interrupted? Run the same command again: it resumes.
 
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
+    from csada.errors import InputError
     from csada.folders import reserved
     from csada.report.card import verdict
     from csada.tracking import tracked
+    from csada.workflow.auto import auto
     from csada.workflow.fit import improve
     from csada.workflow.project import parse_options
     from csada.workflow.settings import costs_for
 
     start = cli.opened(model, device, trust)
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
-    settings = {name: value for name, value in given.items() if value is not None} | {"seed": seed}
-    settings |= parse_options(options or [])
+    settings = {name: value for name, value in given.items() if value is not None} | parse_options(options or [])
+    own = {"members": members if members != 3 else None, "views": views, "single": single or None, "time": limit}
+    if method == "auto" and epochs == 0:
+        method = "cross_entropy"
+    for name in settings if method == "auto" else [name for name, value in own.items() if value is not None]:
+        which = "one method: add --method csada, say" if method == "auto" else "auto: leave out --method"
+        raise InputError(f"--{name.replace('_', '-')} is for {which}, or leave it out")
+    minutes = None if limit is None else minutes_of(limit)
     splits = cli.load_data(
         data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore
     )
-    told = {"data": data, "start": str(model), "costs": costs, "method": method, **settings}
+    table = costs_for(costs, start.classes)
+    told = {"data": data, "start": str(model), "costs": costs, "method": method, "seed": seed, **settings}
+    common: dict[str, Any] = {"budget": budget, "refer": refer, "seen": seen}
     with (
         reserved(out) as folder,
         cli.progress("training") as update,
         tracked(track, told, lambda line, total: update(line["epoch"], total)) as on_epoch,
     ):
-        better = improve(
-            start,
-            splits,
-            costs_for(costs, start.classes),
-            method,
-            settings,
-            budget=budget,
-            refer=refer,
-            seen=seen,
-            checkpoints=folder,
-            on_epoch=on_epoch,
-        )
+        common |= {"checkpoints": folder, "on_epoch": on_epoch}
+        if method == "auto":
+            shown: Any = None if views is None else [name.strip() for name in views.split(",")]
+            better = auto(
+                start, splits, table, members=members, views=shown, single=single, minutes=minutes, seed=seed, **common
+            )
+        else:
+            better = improve(start, splits, table, method, {"seed": seed} | settings, **common)
         better.save(folder)
     evidence = better.evidence
     assert evidence is not None
     if as_json:
-        found = {"folder": str(out), "rows": cli.row_numbers(evidence), "chosen": evidence.chosen}
-        cli.show_json(found | {"verdict": verdict(evidence), "options": evidence.options})
+        found: dict[str, Any] = {"folder": str(out), "rows": cli.row_numbers(evidence), "chosen": evidence.chosen}
+        found |= {"verdict": verdict(evidence), "options": evidence.options, "members": evidence.admissions}
+        cli.show_json(found)
         return
+    cli.show_members(evidence)
     cli.show_rows(evidence)
     end = evidence.test[evidence.chosen]
     cli.say("Accuracy in %, cost per 100 predictions. Validation chose the row with *: it is what was saved.")
@@ -203,6 +219,16 @@ def tune(
         cli.say(f"No trial is cheaper than the rule alone within {budget:g} points of accuracy.")
     cli.show_files([out / "tuning.json", *files, out / "model"])
     cli.say(verdict(evidence), f"The same model again: {command}")
+
+
+def minutes_of(text: str) -> float:
+    """10m, 90s, 1.5h; a bare number is minutes."""
+    from csada.errors import InputError
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise InputError(f"--time {text!r} is no time; write 10m, 90s or 1.5h")
+    return float(found[1]) * {"s": 1 / 60, "m": 1.0, "h": 60.0, "": 1.0}[found[2]]
 
 
 def as_flags(values: dict[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from csada.costs import CostMatrix, did_you_mean
 from csada.data import load
 from csada.data.fetch import Progress
 from csada.data.splits import Splits
-from csada.decisions import Decision, Rule
+from csada.decisions import Rule
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Environment
@@ -35,7 +35,7 @@ from csada.models import Recipe, arguments_for, create
 from csada.models.modes import best_device, best_precision, borrowed_threads
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
-from csada.workflow.fit import rule_within
+from csada.workflow.fit import decision_for
 from csada.workflow.project import suited, suited_size
 from csada.workflow.runs import environment, run_id
 from csada.workflow.settings import Options, costs_for, kind_of, options_for, threads_for
@@ -248,8 +248,8 @@ def one_seed(
         scores = {part: predict_logits(model, splits, part=part) for part in ("validation", "test")}
         runs = [SeedRun(seed, row, confusions(scores, costs), seconds, tuple(history))]
         if row in RULED:
-            rule = rule_within(scores["validation"], costs, before - budget / 100, refer=0)
-            own, counts = Decision.of(rule), confusions(scores, costs, rule)
+            own = decision_for(scores["validation"], before, costs, budget)
+            counts = confusions(scores, costs, own.rule(costs))
             runs.append(SeedRun(seed, RULED[row], counts, temperature=own.temperature, strength=own.strength))
         return runs
 
@@ -257,7 +257,7 @@ def one_seed(
     started = time.perf_counter()
     baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch, checkpoints)
     seconds = time.perf_counter() - started
-    before = evaluate_scores(predict_logits(baseline, splits, part="validation"), costs).accuracy
+    before = predict_logits(baseline, splits, part="validation")
     count.training(len(history))
     if BASELINE not in done:
         yield rows(BASELINE, baseline, history, seconds)

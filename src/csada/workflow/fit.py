@@ -21,7 +21,7 @@ from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.augment import VIEWS, allowed_views
 from csada.data.splits import PARTS, Splits
-from csada.decisions import Abstention, Admission, MinimumExpectedCost, choose, threshold_for_budget
+from csada.decisions import Admission, Decision, choose
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import HELD_OUT, EpochLine, Evidence, cheapest_within, side_of
 from csada.folders import OWN
@@ -117,12 +117,8 @@ def concluded(
         for side, each in classifiers.items()
         for part in HELD_OUT
     }
-    logits, labels = scores["before", "validation"]
-    right = (logits.argmax(1) == labels).double()
-    rules = {
-        side: choose(*scores[side, "validation"], costs, budget=budget / 100, reference=right, refer=refer)
-        for side in classifiers
-    }
+    held_out = {side: scores[side, "validation"] for side in classifiers}
+    rules = {side: decision_for(s, held_out["before"], costs, budget, refer) for side, s in held_out.items()}
     arrays = made.pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
     arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | {"costs": costs.values}
     evidence = Evidence(
@@ -183,13 +179,13 @@ def checkpoint(classifier: Classifier, splits: Splits, costs: CostMatrix, method
     return f"{OWN}/{run_id(splits, start=start, costs=costs.values, method=method, options=options)}"
 
 
-def rule_within(scores: Scores, costs: CostMatrix, needed: float, refer: float) -> MinimumExpectedCost | Abstention:
-    """The cheapest rule for a model on these (validation) scores with which its accuracy is still `needed`.
+def decision_for(scores: Scores, before: Scores, costs: CostMatrix, budget: float, refer: float = 0.0) -> Decision:
+    """How to decide by these validation scores, within so many points of the accuracy that `before` has by argmax.
 
     refer: the share of cases that may be left to a person: those whose decision is expected to cost most.
     """
-    rule = MinimumExpectedCost.within_budget(*scores, costs, needed=needed)
-    return Abstention(rule, threshold_for_budget(scores.logits, rule, refer)) if refer > 0 else rule
+    right = (before.logits.argmax(1) == before.labels).double()
+    return choose(*scores, costs, budget=budget / 100, reference=right, refer=refer)
 
 
 def trained(classifier: Classifier, model: nn.Module, splits: Splits | None = None) -> Classifier:

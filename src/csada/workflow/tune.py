@@ -34,7 +34,7 @@ from csada.metrics import Evaluation
 from csada.models.modes import borrowed_threads
 from csada.reading import build, parse_json, plain, read_text, write_json
 from csada.training import Epoch, fit, make_method, split_options
-from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, rule_within, trained
+from csada.workflow.fit import as_plain, checked, checkpoint, decision_for, improve, resolve, trained
 
 # What is searched, as far as the method has it: from default / factor to default * factor, on a logarithmic scale.
 # `steps` is left out: every step costs time, and step_size moves the attack as far.
@@ -119,7 +119,12 @@ class Search:
     options: dict[str, Any]
     defaults: dict[str, float]  # of what is searched
     space: dict[str, tuple[float, float]]
-    needed: float
+    before: Scores
+    budget: float  # points of accuracy
+
+    @property
+    def needed(self) -> float:
+        return evaluate_scores(self.before, self.costs).accuracy - self.budget / 100
 
     def judge(self, scores: Scores) -> Judgement:
         by_argmax = evaluate_scores(scores, self.costs)
@@ -127,7 +132,8 @@ class Search:
         if lacking > 1e-12:
             fine = lacking * float(self.costs.values.max())
             return Judgement(by_argmax.mean_cost + fine, Point.of(by_argmax), None)
-        ruled = evaluate_scores(scores, self.costs, rule_within(scores, self.costs, self.needed, 0.0))
+        decision = decision_for(scores, self.before, self.costs, self.budget)
+        ruled = evaluate_scores(scores, self.costs, decision.rule(self.costs))
         return Judgement(ruled.mean_cost, Point.of(by_argmax), Point.of(ruled))
 
     def scores(self, model: nn.Module) -> Scores:
@@ -169,9 +175,8 @@ def tune(
     options, threads = resolve(classifier, splits, method, given)
     with reserved(out / "model") as folder, borrowed_threads(threads):
         before = predict_logits(classifier.network, splits, part="validation")
-        needed = evaluate_scores(before, costs).accuracy - budget / 100
-        search = make_search(classifier, splits, costs, method, options, needed)
-        same_search(out, search, budget)
+        search = make_search(classifier, splits, costs, method, options, before, budget)
+        same_search(out, search)
         baseline, done = search.judge(before), read_trials(out / "trials.jsonl")
         while len(done) < trials and time.monotonic() < deadline:
 
@@ -192,29 +197,35 @@ def tune(
         number = None if leader is None or evidence.chosen.startswith("before") else leader.number
         seconds = time.monotonic() - started
         tuning = Tuning(
-            method, budget, search.options, search.space, needed, baseline, tuple(done), trials, number, seconds
+            method, budget, search.options, search.space, search.needed, baseline, tuple(done), trials, number, seconds
         )
         write_json(out / "tuning.json", tuning)
     return tuning, better
 
 
 def make_search(
-    classifier: Classifier, splits: Splits, costs: CostMatrix, method: str, options: dict[str, Any], needed: float
+    classifier: Classifier,
+    splits: Splits,
+    costs: CostMatrix,
+    method: str,
+    options: dict[str, Any],
+    before: Scores,
+    budget: float,
 ) -> Search:
     made = make_method(method, costs, split_options(options)[1], costs_given=True)
     found = {name: options.get(name, getattr(made, name, None)) for name in FACTORS}
     defaults = {name: float(value) for name, value in found.items() if value is not None}
     space = {name: (three(v / FACTORS[name]), three(v * FACTORS[name])) for name, v in defaults.items()}
     others = {name: value for name, value in options.items() if name not in space}
-    return Search(classifier, splits, costs, method, others, defaults, space, needed)
+    return Search(classifier, splits, costs, method, others, defaults, space, before, budget)
 
 
-def same_search(out: Path, search: Search, budget: float) -> None:
+def same_search(out: Path, search: Search) -> None:
     """Refuse to mix the trials of two searches in one folder."""
     settings: dict[str, Any] = plain(
         {
             "start": search.checkpoint({}),
-            "budget": budget,
+            "budget": search.budget,
             "method": search.method,
             "options": search.options,
             "space": search.space,

@@ -346,6 +346,7 @@ class Classifier:
         state = _tensors(folder / WEIGHTS, member.sha256, load_tensors)
         where = str(folder / CONFIG)
         try:
+            evidence = _complete(manifest.evidence, arrays)
             model = rebuild(member.architecture, len(manifest.classes), member.arguments, state, where, trust)
             return cls(
                 (Member(model.to(device), member.architecture, member.arguments),),
@@ -356,7 +357,7 @@ class Classifier:
                 manifest.views,
                 arrays.get("trained_on", np.empty(0, np.uint64)),
                 manifest.training,
-                _complete(manifest.evidence, arrays),
+                evidence,
             )
         except InputError as error:
             raise InputError(str(error) if where in str(error) else f"{folder}: {error}; fit the model again") from None

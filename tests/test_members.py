@@ -295,7 +295,7 @@ def test_one_onnx_file_holds_all_members_and_views(decided, digits, tmp_path):
     assert written.about.card["views"] == ["identity", "mirror", "turn90"]
     assert written.about.card["members"] == [("cnn", 0.5, 1), ("mlp", 1, 3), ("cnn", 2, 2)]
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    chosen, probability, expected_cost, refer, _ = session.run(None, {"input": digits.test.x.numpy()})
+    chosen, probability, expected_cost, refer, *_ = session.run(None, {"input": digits.test.x.numpy()})
     ours = classifier.decide(digits.test.x)
     assert np.array_equal(chosen, ours[0]) and np.array_equal(refer, ours[3]) and len(np.unique(chosen)) > 5
     np.testing.assert_allclose(probability, ours[1], atol=1e-4)

@@ -142,7 +142,7 @@ def test_tables_sort_by_number(opened, by):
 def test_the_first_screen_says_what_to_use_and_what_is_not_proven():
     shown = page(made_evidence(classes=("a", "b"), costs=[[0, 9], [1, 0]], sure=(9, 9)), "my model")
     banner = seen(re.search(r'class="banner">(.*?)</div>', shown, re.DOTALL)[1])
-    assert banner.startswith("Use the trained model, with its decision rule. On test it costs ")
+    assert banner.startswith("Use the improved model, with its decision rule. On test it costs ")
     assert "To use it: csada predict 'my model' INPUTS" in banner
     assert "Not proven: that a is rarely labelled as b (0 of 150 test samples: up to 2.0 % is possible)" in banner
 
@@ -282,10 +282,10 @@ def test_forty_classes_on_a_telephone(browser, tmp_path):
     [
         (
             (2.5, 2.5),
-            "cannot tell it from the trained model with its rule (95 % interval of what training adds to the rule: 0.00",
+            "cannot tell it from the improved model with its rule (95 % interval of what training adds to the rule: 0.00",
         ),
         ((2.0, 5.0), "training made it cheaper than that"),
-        ((5.0, 2.0), "cheaper than the trained model with its rule"),
+        ((5.0, 2.0), "cheaper than the improved model with its rule"),
     ],
 )
 def test_it_admits_what_training_added_to_the_rule(sure, expected):

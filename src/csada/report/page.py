@@ -65,9 +65,9 @@ def details(evidence: Evidence) -> str:
     if high < 0:
         added = "training made it cheaper than that"
     elif low > 0:
-        added = "cheaper than the trained model with its rule"
+        added = "cheaper than the improved model with its rule"
     else:
-        added = "these samples cannot tell it from the trained model with its rule"
+        added = "these samples cannot tell it from the improved model with its rule"
     return (
         f"{trained} The decision rule alone, on the model as it was, costs {rival}: {added} (95\u00a0% interval of what "
         f"training adds to the rule: {signed(low)} to {signed(high)})."

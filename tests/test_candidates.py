@@ -65,13 +65,13 @@ def test_residual_networks_restart_from_the_given_weights_for_a_quarter_of_its_e
     net = csada.models.create("resnet9", 3)
     costs = csada.CostMatrix(csada.CostMatrix.pareto(3).values, splits.classes)
     classifier = Classifier.of(net, splits, architecture="resnet9", arguments={})
-    first = candidates(classifier, splits, costs)[2]
+    first = candidates(classifier, splits, costs)[1]
     small = {"batch_size": 16, "lr": 0.1 * 16 / 512}  # 64 samples
     usual = {"epochs": 15, "weight_decay": 5e-4, "nesterov": True, "schedule": "one_cycle", "freeze_norm": False}
     assert (first.name, first.start) == ("restart", "given") and first.options.items() >= (small | usual).items()
     known = replace(classifier, training=given.training)  # of four epochs
-    member = train_candidate(known, splits, candidates(known, splits, costs)[2])
-    assert candidates(known, splits, costs)[2].epochs == 1
+    member, _ = train_candidate(known, splits, candidates(known, splits, costs)[1])
+    assert candidates(known, splits, costs)[1].epochs == 1
     assert not torch.equal(member.model.bn1.running_mean, net.bn1.running_mean)  # batch norm learns
 
 
@@ -86,7 +86,7 @@ def test_every_candidate_trains_to_a_member_that_a_file_can_hold(given, splits, 
     assert no_restarts(given) is None
     for candidate in found:
         short = replace(candidate, options=candidate.options | {"epochs": 1})
-        member = train_candidate(given, splits, short)
+        member, _ = train_candidate(given, splits, short)
         other = Classifier.load(replace(given, members=(member,), training=None).save(tmp_path / "model"))
         assert torch.equal(weights(other.members[0]), weights(member)) and not torch.equal(weights(member), before)
     assert torch.equal(weights(given.members[0]), before)
@@ -106,13 +106,14 @@ def test_training_resumes_from_its_checkpoint_and_ends_the_same(given, splits, f
 
     with pytest.raises(Stop):
         train_candidate(given, splits, candidate, checkpoints=tmp_path, on_epoch=stop)
-    resumed = train_candidate(given, splits, candidate, checkpoints=tmp_path, on_epoch=stop)
+    resumed, history = train_candidate(given, splits, candidate, checkpoints=tmp_path, on_epoch=stop)
     assert epochs == [(1, 4), (2, 4), (2, 4), (3, 4), (4, 4)]
-    assert torch.equal(weights(resumed), weights(train_candidate(given, splits, candidate)))
+    assert torch.equal(weights(resumed), weights(train_candidate(given, splits, candidate)[0]))
+    assert [line["epoch"] for line in history] == [1, 2, 3, 4]
 
 
 def names(trained):
-    return [candidate.name for candidate, _ in trained]
+    return [candidate.name for candidate, *_ in trained]
 
 
 def test_what_will_not_fit_into_the_time_is_not_started(given, splits, found):

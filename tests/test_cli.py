@@ -14,6 +14,7 @@ from torch import nn
 
 from csada import Classifier, CostMatrix, data, fit
 from csada.cli import main
+from csada.data import folder as folders
 from csada.workflow.fit import improve
 from csada.workflow.train import train
 
@@ -80,7 +81,7 @@ def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path):
     model = fit(build(10, 8), splits, "cross_entropy", epochs=3, lr=0.05, batch_size=16).model
     own = Classifier.of(model, splits, costs, architecture="test_cli:build", arguments={"width": 8})
     own.save(folder)
-    data.folder.save(splits, tmp_path / "digits")
+    folders.save(splits, tmp_path / "digits")
     image = next((tmp_path / "digits" / "test").glob("*/*.png"))
     digits = ("digits", "--scale", "0.2")
     for words in (
@@ -135,7 +136,18 @@ def test_a_resumed_run_says_where_it_resumes_and_one_that_starts_anew_says_nothi
     same = ("--scale", "0.2", "--epochs", "3")
     for words in (
         ("train", "digits", "--model", "cnn", "--recipe", "small", *same, "--out", tmp_path / "m"),
-        ("fit", tmp_path / "start", "digits", "--costs", "pareto:0", *same, "--out", tmp_path / "f"),
+        (
+            "fit",
+            tmp_path / "start",
+            "digits",
+            "--costs",
+            "pareto:0",
+            "--method",
+            "csada",
+            *same,
+            "--out",
+            tmp_path / "f",
+        ),
     ):
         run = inside(*words)
         assert run.returncode == 0 and run.stderr.count("resuming after epoch 1 of 3\n") == 1, run.stderr

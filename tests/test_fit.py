@@ -22,7 +22,7 @@ from csada.workflow.train import train
 
 FILES = ["README.md", "arrays.safetensors", "costs.csv", "model.json", "model.safetensors"]
 ROWS = ["before", "before + rule", "after", "after + rule"]
-SETTINGS = ["--epochs", "3", "--set", "tasks=8", "--refer", "0.05"]
+SETTINGS = ["--method", "csada", "--epochs", "3", "--set", "tasks=8", "--refer", "0.05"]
 COSTS = csada.CostMatrix.pareto(10, seed=1)
 
 
@@ -89,9 +89,12 @@ def test_a_fitted_folder_tells_the_whole_run(base, fitted, splits):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("before", ("--costs", "uniform", "--lr", "0")),
+        ("before", ("--costs", "uniform", "--method", "csada", "--lr", "0", "--scale", "0.13")),
         ("before + rule", ("--costs", "pareto:1", "--epochs", "0", "--budget", "100")),
-        ("after", ("--costs", "uniform", "--method", "cost_weighted", "--lr", "0.05")),
+        (
+            "after",
+            ("--costs", "uniform", "--method", "cost_weighted", "--lr", "0.05", "--epochs", "12", "--scale", "0.13"),
+        ),
         ("after + rule", ("--costs", "pareto:1", "--method", "cost_weighted", "--lr", "0.05", "--refer", "0.1")),
     ],
 )
@@ -106,8 +109,12 @@ def test_what_is_saved_decides_as_the_row_that_validation_chose(weak, splits, tm
     start = csada.Classifier.load(weak).network.state_dict()
     same = all(torch.equal(start[name], tensor) for name, tensor in saved.network.state_dict().items())
     assert same == row.startswith("before")
-    assert (saved.predict(splits.test.x) == evidence.decided(row)).all()
-    judged = json.loads(inside("evaluate", tmp_path / "out", "digits", "--json").stdout)
+    few = (
+        words[-2:] if "--scale" in words else ()
+    )  # too few validation samples to choose a calibration that changes a class
+    test = csada.data.load("digits", scale=0.13).test if few else splits.test
+    assert (saved.predict(test.x) == evidence.decided(row)).all()
+    judged = json.loads(inside("evaluate", tmp_path / "out", "digits", "--json", *few).stdout)
     assert judged["confusion"] == evidence.test[row].confusion.tolist()
     assert judged["cost_per_100"] == told["rows"][row]["test"]["cost_per_100"]
     cheapest = min(told["rows"][each]["validation"]["cost_per_100"] for each in told["rows"])
@@ -125,7 +132,7 @@ def test_the_budget_counts_from_the_given_model_by_argmax(weak, splits):
     )
     assert better.validation["after"].accuracy > given + 0.05
     assert better.rules["after"] == decision_for(after, before, COSTS, 0.0)
-    assert given <= better.validation["after + rule"].accuracy < better.validation["after"].accuracy
+    assert given <= better.validation["after + rule"].accuracy
     # Training gives accuracy up: however cheap, that is not chosen.
     costs = csada.CostMatrix(np.where(np.eye(10) == 1, 0, np.eye(10)[3] * 100 + 1e-3), splits.classes)
     worse = improve(start, splits, costs, "expected_cost", {"lr": 0.05, "epochs": 3}, budget=0.5).evidence
@@ -167,7 +174,7 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_happened(base, fitte
     run = inside(*command, "--json")
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
-    assert set(told) == {"folder", "rows", "chosen", "verdict", "options"}
+    assert set(told) == {"folder", "rows", "chosen", "verdict", "options", "members"}
     assert set(told["rows"]["after"]["test"]) == {"samples", "accuracy", "cost_per_100", "interval", "coverage"}
     saved, whole = (csada.Classifier.load(each) for each in (out, fitted[0]))
     assert saved.evidence.arrays.keys() == whole.evidence.arrays.keys()
@@ -273,7 +280,7 @@ def test_files_that_are_named_like_ours_stay(base, tmp_path):
         file.write_text("theirs")
     few = ["digits", "--scale", "0.3", "--out", out]
     train_it = ["train", *few, "--model", "mlp", "--epochs", "1"]
-    fit_it = ["fit", base, *few, "--costs", "pareto:1", "--epochs", "5", "--set", "tasks=8"]
+    fit_it = ["fit", base, *few, "--costs", "pareto:1", "--method", "csada", "--epochs", "5", "--set", "tasks=8"]
 
     def stay():
         assert [file.read_text() for file in theirs if file.exists()] == ["theirs"] * len(theirs)
@@ -318,7 +325,9 @@ def test_folders_change_places(tmp_path, monkeypatch):
     ],
 )
 def test_bad_input_is_one_line(base, tmp_path, words, message):
-    assert message in refused("fit", base, "digits", "--costs", "uniform", "--out", tmp_path / "out", *words)
+    assert message in refused(
+        "fit", base, "digits", "--costs", "uniform", "--method", "csada", "--out", tmp_path / "out", *words
+    )
     assert not (tmp_path / "out").exists()
 
 

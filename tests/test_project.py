@@ -232,7 +232,7 @@ def test_a_project_is_used_from_elsewhere_and_flags_add_to_its_options(tmp_path)
         'data = "digits"\ncosts = "pareto:0"\nscale = 0.1\n[train]\nmodel = "mlp"\nepochs = 1\nout = "baseline"\n'
         '[fit]\nmodel = "baseline"\nout = "fitted"\nepochs = 1\nset = { weight = 3, tasks = 4 }\n'
     )
-    for words in (["train"], ["fit", "--set", "tasks=5"]):
+    for words in (["train"], ["fit", "--method", "csada", "--set", "tasks=5"]):
         run = csada("--project", project, *words, cwd=tmp_path)
         assert run.returncode == 0, run.stderr
     options = Classifier.load(project.parent / "fitted").evidence.options

@@ -225,7 +225,19 @@ def test_on_the_command_line_too(tmp_path):
     given = {"architecture": "mlp", "arguments": {"features": 64}}
     network = csada.models.create("mlp", 10, features=64)
     folder = csada.Classifier.of(network, csada.data.load("digits"), **given).save(tmp_path / "model")
-    arguments = ["fit", folder, "digits", "--costs", "uniform", "--set", "steps=[]", "--out", tmp_path / "out"]
+    arguments = [
+        "fit",
+        folder,
+        "digits",
+        "--costs",
+        "uniform",
+        "--method",
+        "csada",
+        "--set",
+        "steps=[]",
+        "--out",
+        tmp_path / "out",
+    ]
     done = subprocess.run([sys.executable, "-m", "csada", *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.endswith("csada: steps is []; a whole number is needed\n") and done.stderr.count("\n") == 1

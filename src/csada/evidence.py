@@ -172,6 +172,11 @@ class Evidence:
     def seconds(self) -> float:
         return sum(line.seconds for line in self.history)
 
+    @property
+    def improved(self) -> bool:
+        """Whether there is another model than the given one to compare."""
+        return "after" in self.rules
+
     @cached_property
     def costs(self) -> CostMatrix:
         return CostMatrix(self.arrays["costs"], self.classes)

@@ -37,7 +37,9 @@ def fit_command(
     limit: Annotated[
         str | None, Option("--time", metavar="10m", help="auto: no training that would end later.")
     ] = None,
-    epochs: Annotated[int | None, Option(min=0, help="Of one method: 10, for some 50. 0: only the rule.")] = None,
+    epochs: Annotated[
+        int | None, Option(min=0, help="Of each training; by default what suits it. 0: no training, only the rule.")
+    ] = None,
     lr: Annotated[float | None, Option(help="Of one method: 0.001 for cnn and mlp, less for ResNets.")] = None,
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
@@ -79,8 +81,8 @@ def fit_command(
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | parse_options(options or [])
     own = {"members": members if members != 3 else None, "views": views, "single": single or None, "time": limit}
-    if method == "auto" and epochs == 0:
-        method = "cross_entropy"
+    if method == "auto":
+        settings.pop("epochs", None)
     for name in settings if method == "auto" else [name for name, value in own.items() if value is not None]:
         which = "one method: add --method csada, say" if method == "auto" else "auto: leave out --method"
         raise InputError(f"--{name.replace('_', '-')} is for {which}, or leave it out")
@@ -100,7 +102,16 @@ def fit_command(
         if method == "auto":
             shown: Any = None if views is None else [name.strip() for name in views.split(",")]
             better = auto(
-                start, splits, table, members=members, views=shown, single=single, minutes=minutes, seed=seed, **common
+                start,
+                splits,
+                table,
+                members=members,
+                views=shown,
+                single=single,
+                epochs=epochs,
+                minutes=minutes,
+                seed=seed,
+                **common,
             )
         else:
             better = improve(start, splits, table, method, {"seed": seed} | settings, **common)

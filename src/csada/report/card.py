@@ -47,6 +47,8 @@ def card(
     samples = {part: f"{count:,}" for part, count in evidence.samples.items()}
     epochs = len(evidence.history)
     trained = f"trained further with the method {escaped(evidence.method)} for {epochs} epoch{'s' * (epochs > 1)}"
+    if evidence.method == "auto":
+        trained = f"an average of networks, trained for {epochs} epochs in all"
     lines = [
         f"# {escaped(evidence.data)}: a classifier that knows what mistakes cost",
         "",

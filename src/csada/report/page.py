@@ -41,8 +41,9 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
         verdict=told,
         command=f"csada predict {shlex.quote(folder)} INPUTS",
         unproven=unproven(evidence),
-        trained=bool(evidence.history),
-        subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and bool(evidence.history))}",
+        trained=evidence.improved,
+        admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
+        subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
         details=details(evidence),
         tiles=tiles(evidence),
         sections={name: content for name, content in sections.items() if content},
@@ -51,15 +52,22 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
 
 
 def details(evidence: Evidence) -> str:
-    """What was done, and what training added to the rule alone; it also says when the training was for nothing."""
-    epochs = len(evidence.history)
+    """What was done, and what it added to the rule alone; it also says when the training was for nothing."""
+    epochs, samples = len(evidence.history), f"{evidence.samples['train']:,} samples"
     model = f"The model ({evidence.architecture}, {len(evidence.costs)} classes)"
-    if not epochs:
-        return f"{model} was not trained further; a decision rule that knows the costs was fitted to it on validation samples."
-    trained = (
-        f"{model} was trained further with the method {evidence.method} for {epochs} epoch{'s' * (epochs > 1)} on "
-        f"{evidence.samples['train']:,} samples."
-    )
+    if not evidence.improved:
+        also = " Networks were trained from it, but none lowered the cost on validation." if epochs else ""
+        return (
+            f"{model} was not trained further; a decision rule that knows the costs was fitted to it on validation "
+            f"samples.{also}"
+        )
+    how = f"with the method {evidence.method} for {epochs} epoch{'s' * (epochs > 1)} on {samples}"
+    trained = f"{model} was trained further {how}."
+    if evidence.method == "auto":
+        trained = (
+            "The saved model averages the probabilities of the given model and of what validation added to it: "
+            f"{evidence.architecture}. Training took {epochs} epochs on {samples}."
+        )
     low, high = evidence.change("before + rule", "after + rule")
     rival = f"{number(100 * evidence.test['before + rule'].mean_cost)} per 100 predictions"
     if high < 0:

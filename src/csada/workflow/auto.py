@@ -29,7 +29,7 @@ from csada.models.modes import borrowed_threads
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_candidates
 from csada.workflow.fit import Made, checked, concluded
-from csada.workflow.runs import lines
+from csada.workflow.runs import lines as typed
 from csada.workflow.settings import threads_for
 
 MOST = 3  # candidates
@@ -44,6 +44,7 @@ def auto(
     members: int = 3,
     views: Sequence[View] | None = None,
     single: bool = False,
+    epochs: int | None = None,
     minutes: float | None = None,
     seed: int = 0,
     budget: float = 0.5,
@@ -55,9 +56,9 @@ def auto(
     """The classifier that costs least on validation among the given one and averages of networks trained from it.
 
     members: networks to average, at most. views: of each sample; where validation gains by them, all that training showed,
-    unless given. single: what was chosen is distilled into one network that sees each sample once. minutes: no training
-    starts that would end later; else the candidates take no more epochs than the given model did. budget, refer, seen,
-    checkpoints: as for `improve`. on_epoch(line, total): the line has the name of the `member`.
+    unless given. single: what was chosen is distilled into one network that sees each sample once. epochs: of each training;
+    0 trains nothing and chooses views and rule. minutes: no training starts that would end later; else the candidates take
+    no more epochs than the given model did. budget, refer, seen, checkpoints, on_epoch: as for `improve`.
     """
     if members < 1:
         raise InputError(f"members is {members}; 1 or more are needed")
@@ -67,20 +68,24 @@ def auto(
     replace(classifier, views=shown)  # refuses those that may change a label
     if (reason := no_restarts(classifier)) is not None:
         log.warning(reason)
-    tried = within(candidates(classifier, splits, costs, seed), classifier, minutes) if members > 1 else ()
-    learner = student(classifier, splits, costs, seed) if single else None
+    if single and epochs == 0:
+        raise InputError("one network that learns from others needs training; leave out epochs=0, or single")
+    tried = candidates(classifier, splits, costs, seed, epochs) if members > 1 and epochs != 0 else ()
+    tried = within(tried, classifier, minutes)
+    learner = student(classifier, splits, costs, seed, epochs) if single else None
     total, history = sum(each.epochs for each in tried) + (learner.epochs if learner else 0), list[Epoch]()
 
     def trained(these: Sequence[Candidate], teacher: Any = None) -> Iterator[tuple[str, Member]]:
         def told(line: Epoch, _: int) -> None:
-            history.append(line | {"epoch": len(history) + 1})
             if on_epoch is not None:
-                on_epoch(history[-1], total)
+                on_epoch(line | {"epoch": len(history) + line["epoch"]}, total)
 
         left = None if deadline is None else deadline - time.monotonic()
-        for each, member in train_candidates(
+        for each, member, lines in train_candidates(
             classifier, splits, these, seconds=left, checkpoints=checkpoints, on_epoch=told, teacher=teacher
         ):
+            before = len(history)
+            history.extend(line | {"epoch": before + line["epoch"]} for line in lines)
             yield each.name, member
 
     with borrowed_threads(threads_for(splits.shape)):
@@ -98,12 +103,18 @@ def auto(
         averaged = tuple(replace(library[n], weight=w, temperature=temperatures[n]) for n, w in weights.items())
         known = np.union1d(classifier.trained_on, splits.train.ids)
         after = replace(classifier, members=averaged, views=chosen.views, trained_on=known, evidence=None)
-        if learner is not None and len(averaged) * len(after.views) > 1:
+        several = len(averaged) * len(after.views) > 1
+        if learner is not None and several:
             taught = dict(trained([learner], after.network)).get(learner.name)
+            several = taught is not None
             after = replace(after, members=(taught or classifier.start,), views=("identity",))
-    options = {"members": members, "views": list(chosen.views), "single": single, "seed": seed, "minutes": minutes}
-    made = Made("auto", options, lines(history), admissions=chosen.selection.steps)
-    return concluded(classifier, after, splits, costs, made, budget=budget, refer=refer, started=started)
+    options = {"members": members, "views": list(chosen.views), "single": single, "seed": seed} | (
+        {} if epochs is None else {"epochs": epochs}
+    )
+    made = Made("auto", options, typed(history), admissions=chosen.selection.steps)
+    return concluded(
+        classifier, after if several else None, splits, costs, made, budget=budget, refer=refer, started=started
+    )
 
 
 def within(tried: Sequence[Candidate], classifier: Classifier, minutes: float | None) -> tuple[Candidate, ...]:

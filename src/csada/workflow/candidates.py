@@ -76,11 +76,13 @@ class Candidate:
         return self.epochs * self.work * epoch
 
 
-def candidates(classifier: Classifier, splits: Splits, costs: CostMatrix, seed: int = 0) -> tuple[Candidate, ...]:
-    """For data as `Classifier.adapt` gives them; none where `no_restarts`."""
+def candidates(
+    classifier: Classifier, splits: Splits, costs: CostMatrix, seed: int = 0, epochs: int | None = None
+) -> tuple[Candidate, ...]:
+    """For data as `Classifier.adapt` gives them; none where `no_restarts`. epochs: of each, instead of what suits them."""
     if no_restarts(classifier) is not None:
         return ()
-    kind, start, options = _restart(classifier, splits)
+    kind, start, options = _restart(classifier, splits, epochs)
     confusion = confusion_of(predict_logits(classifier.network, splits, part="validation"))
     first = SEEDS * (seed + 1) + (0 if classifier.training is None else classifier.training.seed)
 
@@ -97,7 +99,7 @@ def candidates(classifier: Classifier, splits: Splits, costs: CostMatrix, seed: 
     ]
     weights = CostMatrix(costs.values * confusion, costs.classes)
     if weights.values.any():
-        own = options_for("csada", kind, epochs=max(restart(kind)["epochs"] // 3, 1))
+        own = options_for("csada", kind, epochs=max((epochs or restart(kind)["epochs"]) // 3, 1))
         own["batch_size"] = min(own["batch_size"], options["batch_size"])
         attack = make_method("csada", weights, split_options(own)[1], costs_given=True)
         # in forward passes a training step is three, an attack two for each of its steps
@@ -106,20 +108,25 @@ def candidates(classifier: Classifier, splits: Splits, costs: CostMatrix, seed: 
     return tuple(found)
 
 
-def student(classifier: Classifier, splits: Splits, costs: CostMatrix, seed: int = 0) -> Candidate:
+def student(
+    classifier: Classifier, splits: Splits, costs: CostMatrix, seed: int = 0, epochs: int | None = None
+) -> Candidate:
     """One network that learns what several say together; it starts from the given one."""
     if (reason := no_restarts(classifier)) is not None:
         raise InputError(reason)
-    options = _restart(classifier, splits)[2] | {"seed": SEEDS * (seed + 1) + 6}
+    options = _restart(classifier, splits, epochs)[2] | {"seed": SEEDS * (seed + 1) + 6}
     return Candidate("student", "distillation", options, costs, work=STUDENT)
 
 
-def _restart(classifier: Classifier, splits: Splits) -> tuple[str, Literal["given", "fresh"], Options]:
+def _restart(
+    classifier: Classifier, splits: Splits, epochs: int | None
+) -> tuple[str, Literal["given", "fresh"], Options]:
     """The kind of network, where its candidates start, and how they are trained."""
     architecture = classifier.members[0].architecture
     kind = kind_of(architecture if architecture in MODELS else default_model(splits.shape), splits.shape)
     start: Literal["given", "fresh"] = "fresh" if kind == "plain" and architecture in MODELS else "given"
-    return kind, start, train_options(classifier, splits, kind, start)
+    options = train_options(classifier, splits, kind, start)
+    return kind, start, options if epochs is None else options | {"epochs": epochs}
 
 
 def no_restarts(classifier: Classifier) -> str | None:
@@ -163,8 +170,9 @@ def train_candidate(
     checkpoints: Path | None = None,
     on_epoch: OnEpoch | None = None,
     teacher: nn.Module | None = None,
-) -> Member:
-    """checkpoints: a folder from which the same training resumes. on_epoch(line, total) is called after every epoch.
+) -> tuple[Member, list[Epoch]]:
+    """The network and its history. checkpoints: a folder from which the same training resumes. on_epoch(line, total) is
+    called after every epoch.
 
     teacher: what a student learns from.
     """
@@ -189,7 +197,7 @@ def train_candidate(
 
     with borrowed_threads(threads_for(splits.shape)):
         fitted = fit(net, splits, method, candidate.costs, checkpoint=kept, on_epoch=each, **options)
-    return Member(fitted.model, given.architecture, given.arguments)
+    return Member(fitted.model, given.architecture, given.arguments), fitted.history
 
 
 def train_candidates(
@@ -201,7 +209,7 @@ def train_candidates(
     checkpoints: Path | None = None,
     on_epoch: OnEpoch | None = None,
     teacher: nn.Module | None = None,
-) -> Iterator[tuple[Candidate, Member]]:
+) -> Iterator[tuple[Candidate, Member, list[Epoch]]]:
     """One after the other, without those that diverge. `seconds`: stops before the first one that will take longer.
 
     How long one will take is known from the epochs seen before: of the given network's training, then of the last candidate.
@@ -223,7 +231,9 @@ def train_candidates(
         try:
             if candidate.epochs > 0 and time.monotonic() + candidate.seconds(epoch or 0.0) > end:
                 raise _OutOfTime
-            member = train_candidate(classifier, splits, candidate, checkpoints=checkpoints, on_epoch=watched)
+            member, history = train_candidate(
+                classifier, splits, candidate, checkpoints=checkpoints, on_epoch=watched, teacher=teacher
+            )
         except _OutOfTime:
             log.info("%s is left out: it would take longer than the time that is left", candidate.name)
             return
@@ -231,7 +241,7 @@ def train_candidates(
             log.warning("%s is left out: %s", candidate.name, error)
             continue
         epoch = median(seen) / candidate.work if seen else epoch
-        yield candidate, member
+        yield candidate, member, history
 
 
 class _OutOfTime(Exception):

@@ -1,0 +1,153 @@
+"""`auto`: what is saved is what validation chose; members, views, a student and a time limit, and what it refuses."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_cli import inside, refused
+from torch import nn
+
+import csada
+from csada.classifier import Classifier
+from csada.cli.fit import minutes_of
+from csada.data.splits import Part, Splits
+from csada.errors import InputError
+from csada.workflow.train import train
+
+COSTS = csada.CostMatrix.pareto(10, seed=1)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return csada.data.load("digits")
+
+
+@pytest.fixture(scope="module")
+def given(digits):
+    return train(digits, "mlp", epochs=20)
+
+
+@pytest.fixture(scope="module")
+def better(given, digits):
+    return csada.auto(given, digits, COSTS)
+
+
+def cheapest(evidence):
+    needed = evidence.validation["before"].accuracy - evidence.budget / 100
+    return min(e.mean_cost for e in evidence.validation.values() if e.accuracy >= needed - 1e-12)
+
+
+def test_the_saved_model_is_the_cheapest_row_of_its_own_evidence(better, digits, tmp_path):
+    evidence = better.evidence
+    assert evidence.validation[evidence.chosen].mean_cost == cheapest(evidence)
+    assert evidence.admissions[0].name == "given" and evidence.method == "auto"
+    assert len(better.members) == len({each.name for each in evidence.admissions}) > 1
+    costs = [each.cost_per_100 for each in evidence.admissions]
+    assert costs == sorted(costs, reverse=True)  # every member bought something
+    again = Classifier.load(better.save(tmp_path / "model"))
+    assert (again.predict(digits.test.x) == evidence.decided(evidence.chosen)).all()
+    assert "average of networks" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_the_same_run_is_the_same_model_and_another_seed_another(better, given, digits):
+    same, other = csada.auto(given, digits, COSTS), csada.auto(given, digits, COSTS, seed=1)
+    for classifier, equal in ((same, True), (other, False)):
+        found = np.array_equal(classifier.logits(digits.test.x), better.logits(digits.test.x))
+        assert found == equal
+
+
+def test_one_member_at_most_trains_nothing(given, digits):
+    lines = []
+    alone = csada.auto(given, digits, COSTS, members=1, on_epoch=lambda *line: lines.append(line))
+    assert len(alone.members) == 1 and not lines and list(alone.evidence.rules) == ["before"]
+
+
+def test_a_student_is_one_network_and_is_saved_only_where_validation_prefers_it(given, digits):
+    lines = []
+    single = csada.auto(
+        given, digits, COSTS, single=True, on_epoch=lambda line, total: lines.append((line["epoch"], total))
+    )
+    assert len(single.members) == 1 and single.views == ("identity",) and "after" in single.evidence.rules
+    assert single.evidence.validation[single.evidence.chosen].mean_cost == cheapest(single.evidence)
+    assert [epoch for epoch, _ in lines] == list(range(1, lines[0][1] + 1))  # counted over all trainings
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_that_was_stopped_resumes_and_ends_the_same(better, given, digits, tmp_path):
+    seen = []
+
+    def stop(line, total):
+        seen.append(line["epoch"])
+        if len(seen) == 23:  # in the second candidate
+            raise Stop
+
+    with pytest.raises(Stop):
+        csada.auto(given, digits, COSTS, checkpoints=tmp_path, on_epoch=stop)
+    again = csada.auto(given, digits, COSTS, checkpoints=tmp_path, on_epoch=lambda line, _: seen.append(line["epoch"]))
+    assert 21 < seen[23] < 24 and seen[-1] == 40  # from a checkpoint of the second candidate on
+    assert np.array_equal(again.logits(digits.test.x), better.logits(digits.test.x))
+    assert again.evidence.history[-1].epoch == 40
+
+
+def test_a_time_limit_in_which_nothing_can_be_trained_leaves_the_rule(given, digits):
+    slow = replace(given.training, history=tuple(replace(line, seconds=1e6) for line in given.training.history))
+    found = csada.auto(replace(given, training=slow), digits, COSTS, minutes=1)
+    assert list(found.evidence.rules) == ["before"] and found.evidence.chosen == "before + rule"
+
+
+def images(n, seed):
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    return Part(torch.randn(n, 3, 8, 8, generator=draw) + y[:, None, None, None] * 0.3, y)
+
+
+def test_a_network_that_cannot_be_built_again_still_gets_its_views(caplog):
+    splits = Splits(images(60, 0), images(90, 1), images(90, 2), ("a", "b", "c"))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    net = csada.fit(net, splits, "cross_entropy", epochs=20, lr=0.01, batch_size=16).model
+    own = replace(Classifier.of(net, splits), allowed_views=("identity", "mirror"))
+    costs = csada.CostMatrix(csada.CostMatrix.pareto(3, seed=0).values, splits.classes)
+    found = csada.auto(own, splits, costs, views=("identity", "mirror"))
+    assert "give architecture=" in caplog.text
+    assert "after" in found.evidence.rules and not found.evidence.history
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"members": 0}, "members is 0; 1 or more are needed"),
+        ({"views": ("mirror",)}, "digits were not mirrored in training"),
+        ({"single": True, "epochs": 0}, "needs training"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_training(given, digits, words, message):
+    with pytest.raises(InputError, match=message):
+        csada.auto(given, digits, COSTS, on_epoch=pytest.fail, **words)
+
+
+def test_few_validation_samples_choose_nothing(given, digits):
+    few = replace(digits, validation=digits.validation.take(np.arange(40)))
+    found = csada.auto(given, few, COSTS, epochs=1)
+    assert list(found.evidence.rules) == ["before"]
+
+
+def test_by_command(given, tmp_path):
+    given.save(tmp_path / "base")
+    words = ("fit", tmp_path / "base", "digits", "--costs", "pareto:1", "--out", tmp_path / "out")
+    run = inside(*words)
+    assert run.returncode == 0, run.stderr
+    assert "order in which validation added them" in run.stdout and "fresh with mixup" in run.stdout
+    told = json.loads(inside(*words, "--epochs", "0", "--json").stdout)
+    assert [each["name"] for each in told["members"]] == ["given"] and list(told["rows"]) == ["before", "before + rule"]
+    assert "--lr is for one method: add --method csada, say" in refused(*words, "--lr", "0.1")
+    assert "--single is for auto" in refused(*words, "--method", "csada", "--single")
+    assert "--time 'soon' is no time; write 10m, 90s or 1.5h" in refused(*words, "--time", "soon")
+
+
+def test_times():
+    assert [minutes_of(text) for text in ("10m", "90s", "1.5h", "3")] == [10, 1.5, 90, 3]

@@ -160,7 +160,7 @@ def init(
     from csada.workflow.project import choose, images, template
 
     own = cli.given(label=label, ignore=ignore)
-    samples = counts(data, **own)
+    samples = counts(data, on_warnings=cli.note, **own)
     is_new = costs is None and not table.exists()
     costs = costs or str(table)
     if not is_new:

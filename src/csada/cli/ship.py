@@ -16,7 +16,6 @@ from typer import Argument, Option
 from csada.cli import common as cli
 from csada.errors import InputError, RunError
 from csada.files import whole
-from csada.rows import said_of_unknown
 
 FORMATS = ("csv", "jsonl")
 
@@ -73,6 +72,8 @@ def predict(
 
     Example: csada predict out/fitted photos/ --out decisions.csv
     """
+    from csada.rows import said_of_unknown
+
     if form not in FORMATS:
         raise InputError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     if out is not None and out.is_dir():

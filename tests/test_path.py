@@ -87,7 +87,7 @@ SAID = {  # by each command, on the screen
     "train": ("test accuracy",),
     "fit": ("before + rule", "cost per 100 predictions", "Validation chose the row with *"),
     "tune": ("5 trials: 5 finished",),
-    "evaluate": ("cost per 100", "the costliest mistakes:"),
+    "evaluate": ("cost per 100 predictions", "the costliest mistakes:"),
     "compare": ("baseline + rule", "over 3 seeds"),
     "export": ("onnxruntime and PyTorch agree",),
 }

@@ -75,8 +75,8 @@ def evaluate(
     referred = f"; {e.referred:,} left to a person, {100 * e.coverage:.1f} % decided itself" if e.referred else ""
     judged = f"{part} ({why})" if why else part
     cli.say(
-        f"{splits.name}, {judged}, by {told}: {e.samples:,} samples, accuracy {100 * e.accuracy:.2f} %, cost per 100 "
-        f"{100 * e.mean_cost:.2f} (95 %: {100 * low:.2f} to {100 * high:.2f}){referred}",
+        f"{splits.name}, {judged}, by {told}: {e.samples:,} samples, accuracy {100 * e.accuracy:.2f} %, cost per "
+        f"100 predictions {100 * e.mean_cost:.2f} (95 %: {100 * low:.2f} to {100 * high:.2f}){referred}",
         "the costliest mistakes:",
         *(f"  {pair} at {pair.cost:.4g}" for pair in e.top_pairs(5)),
         "the most frequent mistakes:" if confused else "no mistakes",
@@ -173,7 +173,9 @@ def compare(
             *map(_p, (line.p_baseline, line.p_rule)),
         )
         lines.append((line.row, line.diverged) if line.diverged else (line.row, *shown))
-    cli.show_table(("accuracy\n(%)", "cost\nper 100", "critical\nerrors", "p,\nbaseline", "p,\nits rule"), lines)
+    cli.show_table(
+        ("accuracy\n(%)", "cost per 100\npredictions", "critical\nerrors", "p,\nbaseline", "p,\nits rule"), lines
+    )
     critical = ", ".join(f"{names[y]} as {names[z]} ({table[y, z]:.3g})" for y, z in pairs)
     cli.say(
         f"{found.data}, {found.plan.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "

@@ -229,7 +229,7 @@ def suite_transcription(bench: Bench) -> dict:
 
 
 def suite_attacks(bench: Bench) -> dict:
-    """Targeted attacks a second against other libraries, in pixels of [0, 1]."""
+    """Targeted attacks per second against other libraries, in pixels of [0, 1]."""
     model, pixels, classes = attacked_model(bench)
     cases = []
     for batch_size in (64,) if bench.quick else (64, 256):

@@ -19,16 +19,16 @@ from csada.report.style import BLUE, GREY, STYLE, save
 ROOT = Path(__file__).resolve().parents[1]
 AXES = {
     "steps": "attack steps K",
-    "tasks": "attacked samples M a batch",
+    "tasks": "attacked samples M per batch",
     "batch_size": "batch size (M in proportion)",
     "classes": "number of classes",
     "width": "width of the CNN",
 }
 PAGE = """# Benchmarks
 
-Made by `make bench` and `python benchmarks/table.py` from the files `results/benchmarks-*.json`. What is compared runs by
-turns in one process after a warm-up; numbers are medians, and ratios are medians of the ratios within a round. Every
-attack takes all its K steps unless a row says otherwise, which is the slowest case for csada.
+Made by `make bench` and `python benchmarks/table.py` from the files `results/benchmarks-*.json`. What is compared takes
+turns in one process after a warm-up. Numbers are medians, and ratios are medians of the ratios within a round. Every
+attack takes all its K steps unless a row says otherwise; this is the slowest case for csada.
 """
 
 
@@ -105,7 +105,7 @@ def page(record: dict, picture: str) -> str:
 
 def attack_tables(found: dict) -> list[str]:
     parts = [
-        "### Targeted attacks a second",
+        "### Targeted attacks per second",
         f"{found['model']}; projected sign steps in the L-infinity ball. A library that only returns samples needs one more "
         'forward pass to say which reached their target: "judged" includes it. Passes are in units of the whole batch. '
         "csada stops a sample that reached its target, or would step into a third class; the others do not stop.",

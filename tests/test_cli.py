@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
+from typer.main import get_command
 
 from csada import Classifier, CostMatrix, data, fit
-from csada.cli import main
+from csada.cli import app, main
 from csada.data import folder as folders
 from csada.workflow.fit import improve
 from csada.workflow.train import train
@@ -45,6 +47,14 @@ def test_neither_help_nor_import_needs_torch():
     )
     subprocess.run([sys.executable, "-c", code + "; assert 'torch' in sys.modules"], check=True)
     assert csada("--help").returncode == 0
+
+
+def test_help_lists_every_command_in_the_order_of_use():
+    shown = inside("--help").stdout
+    listed = re.findall(r"^│ (\w+) ", shown, re.MULTILINE)
+    assert set(listed) == set(get_command(app).commands)
+    first = ["init", "data", "costs", "train", "fit", "tune", "compare", "evaluate", "report", "predict", "export"]
+    assert listed[:12] == [*first, "demo"] and shown.index("export") < shown.index("The paper") < shown.index("demo")
 
 
 def test_every_public_name_is_there():

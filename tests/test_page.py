@@ -16,7 +16,7 @@ from test_cli import csada as program
 
 import csada
 from csada.cli.evaluate import report
-from csada.decisions import Decision
+from csada.decisions import Decision, Scaling
 from csada.evidence import ROWS
 from csada.report import charts
 from csada.report.card import card, verdict
@@ -203,6 +203,24 @@ def test_on_paper_there_is_no_navigation(opened):
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
+def test_folds_are_open_on_paper_and_as_they_were_afterwards(opened):
+    opened.locator("#training summary").press("Enter")
+    for event, count in (("beforeprint", 3), ("afterprint", 1)):
+        opened.evaluate(f"dispatchEvent(new Event('{event}'))")
+        assert opened.locator("details[open]").count() == count
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_label_of_a_chart_is_cut_off(opened, width):
+    opened.set_viewport_size({"width": width, "height": 900})
+    opened.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    cut = """all => all.filter(text => {
+        const [inner, outer] = [text, text.ownerSVGElement].map(e => e.getBoundingClientRect());
+        return inner.left < outer.left - 1 || inner.right > outer.right + 1 || inner.top < outer.top - 1;
+    }).map(text => `${text.ownerSVGElement.id}: ${text.textContent}`)"""
+    assert opened.locator(".chart text, .bars text").evaluate_all(cut) == []
+
+
 def test_attacks_and_training_are_folded_until_asked_for(opened):
     folds = {name: opened.locator(f"#{name} details") for name in ("examples", "attacks", "training")}
     assert opened.locator("details").count() == 3 and not opened.locator("details[open]").count()
@@ -290,6 +308,17 @@ def test_forty_classes_on_a_telephone(browser, tmp_path):
 )
 def test_it_admits_what_training_added_to_the_rule(sure, expected):
     assert expected in details(made_evidence("before + rule", sure=sure)).replace("\u00a0", " ")
+
+
+def test_one_critical_pair_whole_costs_and_a_long_calibration():
+    costs, k = np.ones((6, 6)) - np.eye(6), 6
+    costs[0, 1] = 1000
+    rule = replace(RULE, scaling=Scaling(tuple(map(tuple, np.eye(k) / 3)), (0.0,) * k))
+    text = page(made_evidence(rules={"before": rule, "after": rule}, costs=costs, classes=tuple("abcdef")))
+    shown = seen(text)
+    assert "on the costliest pair " in shown and "Critical errors are those on the costliest pair: a" in shown
+    assert "<dt>scaling</dt><dd>see model.json</dd>" in text and "0.3333333" not in text
+    assert ">1,000</td>" in text and ">1</td>" in text and ">1.00</td>" not in text
 
 
 @pytest.mark.parametrize("row", ["before", "before + rule"])

@@ -20,6 +20,7 @@ from csada.report.card import verdict
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": ROOT / "README.md", "own-data.md": ROOT / "docs" / "own-data.md"}
+OTHERWISE = {"photos": "patients.csv", "new": "new.csv", "trazodone,glipizide,": "malignant,benign,"}  # with a table
 NAMES = (
     "amlodipine",
     "glipizide",
@@ -41,19 +42,22 @@ def write_photos(folder):
 
 
 def write_tables(folder):
-    """Three columns of the breast-cancer data with an id, and some rows of it without the class.
-
-    PLACE FOR A CATEGORICAL COLUMN AND A MISSING VALUE: add a text column to `header`, `rows` and the page, empty one cell.
-    """
+    """Three columns of the breast-cancer data with an id, words and missing values; and some rows of it without the class."""
     cancer = load_breast_cancer()
-    header = ["id", "radius", "texture", "perimeter", "diagnosis"]
+    header = ["id", "radius", "texture", "perimeter", "side", "diagnosis"]
     rows = [
-        [1000 + i, *(f"{value:.2f}" for value in x[:3]), cancer.target_names[y]]
+        [1001 + i, *(f"{value:.2f}" for value in x[:3]), ("left", "right")[i % 2], cancer.target_names[y]]
         for i, (x, y) in enumerate(zip(cancer.data, cancer.target, strict=True))
     ]
-    for name, some, end in (("patients.csv", rows, 5), ("new.csv", rows[:20], 4)):
+    for row in rows[1::10]:
+        row[2] = ""
+    for row in rows[5::20]:
+        row[4] = "?"
+    new = [row[:5] for row in rows[:20]]
+    new[0][4] = "both"
+    for name, written in (("patients.csv", [header, *rows]), ("new.csv", [header[:5], *new])):
         with (folder / name).open("w", newline="") as file:
-            csv.writer(file).writerows([header[:end], *(row[:end] for row in some)])
+            csv.writer(file).writerows(written)
 
 
 def steps(page):
@@ -87,22 +91,28 @@ SAID = {  # by each command, on the screen
     "compare": ("baseline + rule", "over 3 seeds"),
     "export": ("onnxruntime and PyTorch agree",),
 }
-WRITTEN = {  # how many decisions, in which file
-    "README.md": {"decisions.csv": 75},
-    "own-data.md": {"decisions.csv": 75, "hospital/decisions.csv": 20},
-}
+WRITTEN = [  # by the page, and whether its data are a table: how many decisions, in which file
+    ("README.md", False, {"decisions.csv": 75}),
+    ("README.md", True, {"decisions.csv": 20}),
+    ("own-data.md", False, {"decisions.csv": 75, "hospital/decisions.csv": 20}),
+]
+SHOWN = re.compile(  # what a command prints
+    r"^```text\n((?:\S+: (?:categorical|missing|column).*\n)+)```", re.MULTILINE
+)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_the_page_does_what_the_page_says(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "table", "written"), WRITTEN, ids=["README", "README-table", "own-data"])
+def test_every_command_of_the_page_does_what_the_page_says(page, table, written, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'csada[onnx]'")
     write_photos(tmp_path)
     write_tables(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CSADA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    told, ran = "", set()
+    told, ran, printed = "", set(), ""
     for program, *words in steps(PAGES[page]):
+        if table:
+            words = [re.sub(r"^(photos$|new$|trazodone,glipizide,)", lambda m: OTHERWISE[m[0]], w) for w in words]
         if program == "cd":
             monkeypatch.chdir(words[0])
         elif program == "costs":
@@ -113,6 +123,7 @@ def test_every_command_of_the_page_does_what_the_page_says(page, tmp_path, monke
             run = (csada if prints else inside)(*words)
             assert run.returncode == 0, (words, run.stderr)
             ran.add(words[0])
+            printed += run.stderr
             wrote = [Path(name) for name in re.findall(r"^wrote (.+)$", run.stdout, re.MULTILINE)]
             assert all(path.exists() for path in wrote)
             if words[:2] != ["costs", "new"]:
@@ -123,11 +134,15 @@ def test_every_command_of_the_page_does_what_the_page_says(page, tmp_path, monke
                 told = verdict(Classifier.load(wrote[0]).evidence)
                 assert told in run.stdout and told in (wrote[0] / "README.md").read_text()
             elif words[0] == "report":
+                if taken := re.search(r"^takes (.+?): it costs", run.stderr, re.MULTILINE):
+                    told = verdict(Classifier.load(taken[1]).evidence)
                 assert told in readable(wrote[0].read_text())
         else:
             assert program == "make"  # which makes an environment of its own
+    shown = "".join(SHOWN.findall(PAGES[page].read_text(encoding="utf-8"))).splitlines()
+    assert len(shown) == (3 if page == "own-data.md" else 0) and all(line in printed for line in shown), printed
     assert ran >= {"init", "costs", "train", "fit", "report", "export", "predict"}
-    for name, count in WRITTEN[page].items():
+    for name, count in written.items():
         with (tmp_path / name).open() as file:
             rows = list(csv.DictReader(file))
         assert len(rows) == count and {row["class"] for row in rows} <= {*NAMES, "benign", "malignant"}

@@ -194,8 +194,8 @@ def test_of_two_models_the_cheaper_on_validation_is_taken_and_named(both, comman
     was = [100 * e.validation[e.chosen].mean_cost for e in costs]
     assert was[0] < was[1]
     assert told(both, *words) == [
-        f"takes tuned/model: it costs less on validation, {was[0]:.2f} against {was[1]:.2f} per 100; to take the other, "
-        "name model"
+        f"takes tuned/model: it costs less on validation, {was[0]:.2f} against {was[1]:.2f} per 100 predictions; "
+        "to take the other, name model"
     ]
     named = [command, "model", *(["digits"] if command == "evaluate" else words[1:])]
     assert told(both, *named) == []  # what is named is taken, without a word

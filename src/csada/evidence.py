@@ -221,7 +221,7 @@ class Evidence:
         return np.where(predicted == REFER, price, self.costs.values[self.labels(), predicted])
 
     def change(self, first: str, second: str) -> Interval:
-        """The 95 % interval of the change in cost per 100 on test: paired, since both decided the same samples."""
+        """The 95 % interval of the change in cost per 100 predictions on test: paired, since both decided the same samples."""
         low, high = bootstrap_paid(self.paid(second) - self.paid(first), "mean_cost")
         return Interval(100 * low, 100 * high)
 

@@ -29,7 +29,7 @@ class Interval(NamedTuple):
     high: float
 
     def named(self, unit: float = 1.0, level: float = 0.95) -> dict[str, float]:
-        """As JSON says it. unit: 100 for a cost per 100."""
+        """As JSON says it. unit: 100 for a cost per 100 predictions."""
         return {"low": unit * self.low, "high": unit * self.high, "level": level, "sides": 2}
 
 

@@ -76,6 +76,10 @@ def warn(*lines: str, style: str | None = "yellow") -> None:
     say(*lines, style=style, on=errors)
 
 
+def note(*lines: str) -> None:
+    warn(*lines, style=None)
+
+
 def show_json(value: Any) -> None:
     from csada.reading import plain
 

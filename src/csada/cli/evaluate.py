@@ -113,6 +113,7 @@ def compare(
     Example: csada compare digits --costs pareto:0 --methods csada,sosr --seeds 5
     """
     from csada.costs import CostMatrix
+    from csada.data import counts
     from csada.folders import locked
     from csada.workflow import compare as workflow
 
@@ -131,6 +132,7 @@ def compare(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
+    counts(data, data_dir, cli.note, **cli.given(label=label, ignore=ignore))  # says what is odd about the data
     with locked(out) as mine, cli.progress("training") as update:
         if not mine:
             raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
@@ -171,7 +173,9 @@ def compare(
             *map(_p, (line.p_baseline, line.p_rule)),
         )
         lines.append((line.row, line.diverged) if line.diverged else (line.row, *shown))
-    cli.show_table(("accuracy\n(%)", "cost\nper 100", "critical\nerrors", "p,\nbaseline", "p,\nits rule"), lines)
+    cli.show_table(
+        ("accuracy\n(%)", "cost per 100\npredictions", "critical\nerrors", "p,\nbaseline", "p,\nits rule"), lines
+    )
     critical = ", ".join(f"{names[y]} as {names[z]} ({table[y, z]:.3g})" for y, z in pairs)
     cli.say(
         f"{found.data}, {found.plan.model}, {found.samples['test']:,} test samples; mean (sd) over {seeds} "

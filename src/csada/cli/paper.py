@@ -84,7 +84,9 @@ def demo(
         rows.append((name, *means, *map(str, errors), str(sum(together.pair_error(*pair).errors for pair in REASONS))))
     fitted = 100 * sum(run.training_accuracy for run in runs) / len(runs)
     cli.say(f"\nThe baseline gets {fitted:.1f} % of its training data right: there is no training error to re-weigh.")
-    cli.show_table(("accuracy (%)", "cost per 100", *(f"{y} as {z}" for y, z in top), f"all {len(REASONS)}"), rows)
+    cli.show_table(
+        ("accuracy (%)", "cost per 100\npredictions", *(f"{y} as {z}" for y, z in top), f"all {len(REASONS)}"), rows
+    )
     samples = together.pair_error(*top[0]).samples
     cli.say(
         f"Mean ± half of the 95 % interval over {seeds} seeds. On the right, errors of all seeds together: on the costliest "

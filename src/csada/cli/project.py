@@ -34,8 +34,33 @@ KEPT = {  # by a command that was interrupted
 }
 
 
+PANELS = {  # of csada --help, with the commands in the order in which a user needs them
+    "Your own data": (
+        "init",
+        "data",
+        "costs",
+        "train",
+        "fit",
+        "tune",
+        "compare",
+        "evaluate",
+        "report",
+        "predict",
+        "export",
+    ),
+    "The paper and its experiments": ("demo", "toy", "tabular", "reproduce", "tables", "figures"),
+}
+
+
 class ProjectGroup(TyperGroup):
     """Before a command reads its arguments, the project file fills in what is missing."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        panels = {name: panel for panel, names in PANELS.items() for name in names}
+        self.commands = {**{name: self.commands[name] for name in panels}, **self.commands}
+        for name, panel in panels.items():
+            typing.cast("Any", self.commands[name]).rich_help_panel = panel
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -160,7 +185,7 @@ def init(
     from csada.workflow.project import choose, images, template
 
     own = cli.given(label=label, ignore=ignore)
-    samples = counts(data, **own)
+    samples = counts(data, on_warnings=cli.note, **own)
     is_new = costs is None and not table.exists()
     costs = costs or str(table)
     if not is_new:

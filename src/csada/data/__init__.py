@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -108,18 +108,26 @@ def _has_images(folder: Path) -> bool:
     return any(path.suffix.lower() in SUFFIXES for path in found)
 
 
-def counts(name_or_path: StrPath, data_dir: StrPath | None = None, **options: Any) -> dict[str, dict[str, int]]:
+def counts(
+    name_or_path: StrPath,
+    data_dir: StrPath | None = None,
+    on_warnings: Callable[..., object] = lambda *lines: None,
+    **options: Any,
+) -> dict[str, dict[str, int]]:
     """Part -> class -> samples, as `load` would make them; a folder's images are counted and not decoded."""
     module, where = find(os.fspath(name_or_path), data_dir)
     _check(options, os.fspath(name_or_path), data_dir)
     if module == "csada.data.folder" and where is not None:
         from csada.data import folder
 
-        return folder.counts(where)
+        listing = folder.listed(Path(where))
+        on_warnings(*listing.warnings)
+        return folder.counted(Path(where), listing.parts)
     if module in ("csada.data.pills", "csada.data.pmi"):  # to draw or decode them takes minutes; the numbers are known
         from csada.data.pmi import PRODUCTS
 
         return {part: {product.ndc: getattr(product, part) for product in PRODUCTS} for part in PARTS}
     splits = load(name_or_path, data_dir, **options)
+    on_warnings(*splits.warnings)
     found = {name: part.y.bincount(minlength=len(splits.classes)).tolist() for name, part in splits.parts.items()}
     return {name: dict(zip(splits.classes, counted, strict=True)) for name, counted in found.items()}

@@ -113,10 +113,9 @@ def load(
     return Splits(train, validated, test, classes, name, skipped=decoded.skipped, warnings=warnings)
 
 
-def counts(path: StrPath, seed: int = 0, validation: float = 0.1) -> dict[str, dict[str, int]]:
-    """Part -> class -> samples, in the parts that `load` makes, without decoding an image."""
-    parts = listed(Path(path), validation, seed).parts
-    none = dict.fromkeys(_checked_classes(Path(path), parts), 0)
+def counted(root: Path, parts: Parts) -> dict[str, dict[str, int]]:
+    """Part -> class -> samples."""
+    none = dict.fromkeys(_checked_classes(root, parts), 0)
     return {part: none | Counter(map(_class_of, paths)) for part, paths in parts.items()}
 
 
@@ -166,7 +165,7 @@ def _take(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
     return images.index_select(0, torch.from_numpy(rows))
 
 
-def listed(root: Path, validation: float, seed: int) -> Listing:
+def listed(root: Path, validation: float = 0.1, seed: int = 0) -> Listing:
     """The parts that `load` makes; no image is decoded."""
     folders = _folders(root)
     given = {"train", "test"} & set(folders)

@@ -177,7 +177,7 @@ def _said(cells: dict[str, _Column], categories: dict[str, tuple[str, ...]]) -> 
     """What was found in the columns."""
     if categories:
         yield "categorical: " + ", ".join(f"{name} ({len(known)} categories)" for name, known in categories.items())
-    if missing := [f"{name} ({n} cells)" for name, column in cells.items() if (n := column.missing)]:
+    if missing := [f"{name} ({n} cell{'s' * (n > 1)})" for name, column in cells.items() if (n := column.missing)]:
         yield f"missing: {', '.join(missing)}; the training part's median or most frequent category stands for them"
     for name in categories:
         different, rows = len(set(cells[name].texts)), len(cells[name].texts)

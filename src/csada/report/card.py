@@ -29,7 +29,7 @@ def verdict(evidence: Evidence) -> str:
             f"within {evidence.budget:g} points of accuracy.{flattered}"
         )
     low, high = evidence.change("before", row)
-    change = f"{100 * (use.mean_cost - start.mean_cost):+.2f} per 100 (95 %: {low:+.2f} to {high:+.2f})"
+    change = f"{100 * (use.mean_cost - start.mean_cost):+.2f} per 100 predictions (95 %: {low:+.2f} to {high:+.2f})"
     proven = "an increase beyond chance" if low > 0 else "not proven by these samples"
     return (
         f"Use {ROWS[row]}. On test it costs {costs}; the model as it was costs {_cost(start)} at "

@@ -143,7 +143,7 @@ def heat_map(
 
 def share_bars(name: str, title: str, kinds: Sequence[str], counts: Sequence[tuple[str, Sequence[int]]]) -> Markup:
     """A bar for each (label, counts by kind), cut into shares: what became of the attacks in every epoch."""
-    left, right, top, bottom = 38.0, 236.0, 8.0, 104.0
+    left, right, top, bottom = 46.0, 236.0, 8.0, 104.0
     step = (right - left) / len(counts)
     body = [_grid(left, bottom - (bottom - top) * share / 100, right, f"{share} %") for share in (0, 50, 100)]
     every = math.ceil(len(counts) / 8)

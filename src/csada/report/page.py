@@ -16,7 +16,7 @@ import jinja2
 from csada.evidence import Evidence
 from csada.metrics import Evaluation
 from csada.report.card import unproven, verdict
-from csada.report.sections import SECTIONS, critical, moment, number, percent, signed
+from csada.report.sections import SECTIONS, critical, moment, number, percent, price, signed
 
 CRITICAL = "Critical errors"
 
@@ -32,6 +32,7 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
     )
     environment.filters["digest"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     environment.filters["number"] = number
+    environment.filters["price"] = price
     environment.filters["percent"] = percent
     headline, _, told = verdict(evidence).partition(". ")
     sections = {name: build(evidence) for name, build in SECTIONS.items()}
@@ -94,7 +95,14 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
     ]
     if pairs := critical(start):
         first, last = (str(sum(pair.errors for pair in critical(e))) for e in (start, end))
-        found.append((CRITICAL, first, last, f"on the {len(pairs)} costliest pair{'s' * (len(pairs) > 1)}"))
+        found.append(
+            (
+                CRITICAL,
+                first,
+                last,
+                f"on the {len(pairs)} costliest pairs" if len(pairs) > 1 else "on the costliest pair",
+            )
+        )
     if evidence.chosen == "before":
         found = [(name, "", now, note if name == CRITICAL else "") for name, _, now, note in found]
     if evidence.chosen != "before + rule":

@@ -25,6 +25,7 @@ from csada.report.charts import Axis, Cell, Line
 OUTCOMES = ("reached", "exhausted", "rejected", "skipped")
 CRITICAL = 3  # pairs that count as critical
 LISTED = 10  # pairs in a table
+LONG = 60  # letters of a value that is no text
 NAME = 60  # letters of a file's name
 SIDE = 192  # pixels: larger images are made smaller
 
@@ -47,6 +48,11 @@ def number(value: float, digits: int = 2) -> str:
     """With fewer decimals where it is large."""
     digits = digits if abs(value) < 100 else min(digits, 1) if abs(value) < 1000 else 0
     return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def price(value: float) -> str:
+    """Whole costs without decimals."""
+    return number(value, 0 if float(value).is_integer() else 2)
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -200,10 +206,16 @@ def coverage(evidence: Evidence) -> dict[str, Any]:
         curve = cost_coverage_curve(evidence.logits(side), labels, decision.automatic(evidence.costs))
         kept = charts.spread(len(labels), 200)
         x, y = 100 * curve.coverage[kept], 100 * curve.cost[kept]
-        hover = [f"{side} + rule: {a:.0f} % automatic, cost {number(c)} per 100" for a, c in zip(x, y, strict=True)]
+        hover = [
+            f"{side} + rule: {a:.0f} % automatic, cost {number(c)} per 100 predictions"
+            for a, c in zip(x, y, strict=True)
+        ]
         lines.append(Line(f"{side} + rule", side, x, y, hover))
     title = "Cost of the cases decided automatically, by their share"
-    axes = Axis("decided automatically (%), surest first", from_zero=True), Axis("cost per 100 of them", from_zero=True)
+    axes = (
+        Axis("decided automatically (%), surest first", from_zero=True),
+        Axis("cost per 100 predictions", from_zero=True),
+    )
     drawn = charts.line_chart("coverage-chart", title, *axes, lines)
     return {"title": "Leaving doubtful cases to a person", "chart": drawn}
 
@@ -251,7 +263,7 @@ def training(evidence: Evidence) -> dict[str, Any] | None:
     for key, label, factor in (
         ("loss", "training loss", 1),
         ("validation_accuracy", "validation accuracy (%)", 100),
-        ("validation_cost", "validation cost per 100", 100),
+        ("validation_cost", "validation cost", 100),
     ):
         history = [line for line in evidence.history if getattr(line, key) is not None]
         if history:
@@ -370,5 +382,6 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif isinstance(value, float):
             lines.append((name, f"{value:.5g}"))
         elif value is not None:
-            lines.append((name, value if isinstance(value, str) else json.dumps(value)))
+            text = value if isinstance(value, str) else json.dumps(value)
+            lines.append((name, text if isinstance(value, str) or len(text) <= LONG else "see model.json"))
     return lines

@@ -149,7 +149,8 @@ class Models:
         was, now = (100 * e.validation[e.chosen].mean_cost for e in (first, second))
         taken, other, why = (self.tuned, named, "less") if now < was else (named, self.tuned, "no more")
         numbers = f"{min(was, now):.2f} against {max(was, now):.2f}"
-        return taken, f"takes {taken}: it costs {why} on validation, {numbers} per 100; to take the other, name {other}"
+        numbers += " per 100 predictions"
+        return taken, f"takes {taken}: it costs {why} on validation, {numbers}; to take the other, name {other}"
 
     def outdated(self, folder: Path) -> str:
         """What changed since the model was made from it, and what to run; "" where nothing did. Contents count, not dates."""

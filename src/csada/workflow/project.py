@@ -193,7 +193,6 @@ class Start(NamedTuple):
 
 class Choice(NamedTuple):
     train: Start
-    epochs: int  # of [fit]
     why: str
 
 
@@ -208,14 +207,14 @@ def choose(samples: int, side: int | None, resizable: bool, *, gpu: bool) -> Cho
     """
     if side is None or (side <= 32 and not gpu):
         train = Start("mlp" if side is None else "cnn", 60, size=side)
-        choice = Choice(train, 10, "a small network, quick on a CPU")
+        choice = Choice(train, "a small network, quick on a CPU")
     elif not gpu:
         train = Start("resnet9", min(max(SEEN // samples, 5), 150), "pmi-fast", 72)
-        choice = Choice(train, 5, "a quick start on a CPU; on a GPU: resnet34, epochs = 60, size = 224")
+        choice = Choice(train, "a quick start on a CPU; on a GPU: resnet34, epochs = 60, size = 224")
     elif side <= 64:
-        choice = Choice(Start("resnet34", 60, "fast", side), 10, "small images, on a GPU")
+        choice = Choice(Start("resnet34", 60, "fast", side), "small images, on a GPU")
     else:
-        choice = Choice(Start("resnet34", 60, "pmi-fast", min(side, 224)), 10, "photographs, on a GPU")
+        choice = Choice(Start("resnet34", 60, "pmi-fast", min(side, 224)), "photographs, on a GPU")
     return choice if resizable else choice._replace(train=choice.train._replace(size=None))
 
 
@@ -261,10 +260,9 @@ out = "baseline"
 # {choice.why}
 {own}
 
-[fit]  # the same model, changed to avoid the expensive mistakes
+[fit]  # the model and others trained from it, averaged and with a decision rule; what costs least on validation is saved
 model = "baseline"
 out = "model"
-epochs = {choice.epochs}
 budget = 0.5  # accuracy budget: points that may be lost on validation
 
 [evaluate]

@@ -52,7 +52,7 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
 
 
 def details(evidence: Evidence) -> str:
-    """What was done, and what training added to the rule alone; it also says when training gained nothing."""
+    """What was done, and what training added to the rule alone; it also says when the training was for nothing."""
     epochs = len(evidence.history)
     model = f"The model ({evidence.architecture}, {len(evidence.costs)} classes)"
     if not epochs:

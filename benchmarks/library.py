@@ -48,7 +48,7 @@ LIBRARY = {
 
 
 def blocks(classes=10):
-    """An animal taken for a vehicle, or the other way round, costs 10; any other mistake 1."""
+    """An animal labelled as a vehicle, or the other way round, costs 10; any other mistake 1."""
     vehicle = np.isin(np.arange(classes), VEHICLES)
     values = np.where(vehicle[:, None] != vehicle, 10.0, 1.0)
     np.fill_diagonal(values, 0)

@@ -26,7 +26,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links to results stay in the site; what else lies outside docs/ is named, not linked."""
+    """Links to results stay in the site; what else is outside docs/ is named, not linked."""
     if "/" in page.file.src_uri:
         return markdown
     return OUTSIDE.sub(lambda m: f"[{m[1]}]({m[2]})" if m[2].startswith("results/") else m[1], markdown)

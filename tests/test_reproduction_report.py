@@ -278,7 +278,7 @@ def test_convergence_by_epoch(tmp_path):
     assert "training loss" in words and any("90 % prediction interval of 3 replications" in word for word in words)
 
 
-def test_toy_counts_green_called_blue(tmp_path):
+def test_toy_counts_green_labelled_as_blue(tmp_path):
     classes = ["red", "green", "blue"]
     pair = {"kind": "pair", "truth": 1, "predicted": 2}
     runs = [
@@ -288,7 +288,7 @@ def test_toy_counts_green_called_blue(tmp_path):
     render(record("toy", runs, classes), tmp_path)
     text = (tmp_path / "toy-fast.md").read_text()
     assert (
-        "| Critical errors a data set | ours, spread 2, 2 seeds | 3.00 (1.41) | 0.00 (0.00), −100.0 % "
+        "| Critical errors per data set | ours, spread 2, 2 seeds | 3.00 (1.41) | 0.00 (0.00), −100.0 % "
         "| 3.00 (1.41), +0.0 % | 0.00 (0.00), −100.0 % |" in text
     )
     assert "| Accuracy (%) | ours, spread 2, 2 seeds | 99.00 (0.47) | 99.00 (0.00), +0.00 points |" in text

@@ -96,7 +96,7 @@ def attack(
     forward: Forward | None = None,
     trajectory: bool = False,
 ) -> AttackResult:
-    """Push samples x of classes y towards `target` (one class, or one a sample).
+    """Push samples x of classes y towards `target` (one class, or one per sample).
 
     norm: "linf" or "l2", the ball of radius epsilon. step: "gradient" (raw, as in the paper), "sign" or "l2" (the gradient
     scaled to length one). bounds: (low, high), numbers or tensors that broadcast to x, between which x + delta stays.
@@ -229,7 +229,7 @@ def boundary_distance(
 
 
 def pays_to_shrink(x: Tensor, steps: int) -> bool:
-    """Leaving finished samples out waits for the device once a step: free on a CPU, worth it elsewhere in long attacks."""
+    """Leaving finished samples out waits for the device once per step: free on a CPU, worth it elsewhere in long attacks."""
     return x.is_cpu or steps >= 20
 
 

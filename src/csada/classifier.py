@@ -192,7 +192,7 @@ class Classifier:
 
     @property
     def start(self) -> Member:
-        """The member from which training goes on: the only one."""
+        """The member from which training continues: the only one."""
         if len(self.members) > 1:
             raise InputError(
                 f"the classifier has {len(self.members)} members, which cannot be trained further as one; train them "
@@ -290,8 +290,8 @@ class Classifier:
     def load_data(self, source: str | os.PathLike[str], **options: Any) -> Splits:
         """A data set by name or path: images in the size that the network takes, of a table its columns by name.
 
-        Missing values and words are encoded as in training. Other columns, such as an id, are not read. The last one that it
-        does not take is the label unless told.
+        Missing values and words are encoded as in training. Other columns, such as an id, are not read. By default the
+        last one that it does not take is the label.
         """
         table = {name: getattr(self.input, name) for name in ("columns", "categories", "normalization")}
         own: dict[str, Any] = table if self.input.is_row else {"size": self.input.shape[-1]}

@@ -77,7 +77,7 @@ class PairwiseErrorRate(Confusion):
         return self.confusion / self.confusion.sum(1, keepdim=True)
 
     def plot(self, val: Tensor | None = None, ax: Any = None) -> Any:
-        """A heat map of the errors in per cent, with the classes' names; (figure, axes)."""
+        """A heat map of the errors in %, with the classes' names; (figure, axes)."""
         rates = 100 * (self.compute() if val is None else val).cpu().numpy()
         errors = np.where(np.eye(len(rates), dtype=bool), np.nan, rates)  # the diagonal would drown them
         figure, ax = plt.subplots(constrained_layout=True) if ax is None else (ax.get_figure(), ax)

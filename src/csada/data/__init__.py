@@ -85,9 +85,9 @@ def _check(options: Mapping[str, Any], name: str, data_dir: StrPath | None) -> N
 
 
 def find(name: str, data_dir: StrPath | None = None) -> tuple[str, StrPath | None]:
-    """The module that reads it, and what that module is handed: the folder or file, or where a named set lies."""
+    """The module that reads it, and what that module is handed: the folder or file, or the place of a named set."""
     where = Path(data_dir or "").expanduser() / Path(name).expanduser()
-    if name in SOURCES and name != "pmi" and _has_images(where):  # a folder called pmi is where the set itself lies
+    if name in SOURCES and name != "pmi" and _has_images(where):  # a folder called pmi holds the set itself
         raise InputError(
             f"{name!r} is a data set of csada and a folder of images; "
             f"write ./{name} for the folder, {BUILTIN}{name} for the data set"

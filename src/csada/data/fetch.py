@@ -134,7 +134,7 @@ def _continue(url: str, part: Path, on_progress: Progress | None) -> bool:
         response = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416:  # nothing lies beyond what we have: the checksum decides
+        if error.code == 416:  # there is nothing after what we have: the checksum decides
             return True
         raise
     with response:

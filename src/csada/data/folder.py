@@ -1,7 +1,7 @@
 """Any folder of images sorted by class: train, valid and test folders of class folders, or class folders to be split.
 
 An image's own content decides its part, so adding, removing or renaming others never moves it from one to another.
-A part that lies in one block of the cache of decoded images stays mapped from the disk; one drawn at random from it is
+A part that is one block of the cache of decoded images stays mapped from the disk; one drawn at random from it is
 copied into memory.
 """
 
@@ -45,7 +45,7 @@ Parts = dict[str, list[str]]  # part -> paths "[part/]class/file", relative to t
 
 @dataclass(frozen=True)
 class Listing:
-    """Who is in which part, and what is odd about that."""
+    """Which image is in which part, and what is odd about that."""
 
     parts: Parts
     ids: dict[str, int]  # path -> hash of the content
@@ -195,7 +195,7 @@ def listed(root: Path, validation: float = 0.1, seed: int = 0) -> Listing:
 
 
 def _given_parts(root: Path, folders: list[str]) -> Parts:
-    """What lies in the folders train and test, and in one for validation where there is one."""
+    """What is in the folders train and test, and in one for validation if there is one."""
     for needed in ("train", "test"):
         if needed not in folders:
             raise InputError(

@@ -44,7 +44,7 @@ def load(
     categories: Categories = (),
     normalization: Normalization | None = None,
 ) -> Splits:
-    """60 % / 20 % / 20 %. `label` names the label's column; it is the last one unless told. `ignore`: no features.
+    """60 % / 20 % / 20 %. `label` names the label's column; by default the last one. `ignore`: no features.
 
     columns: the features by name; the table may have others, which are not read. With a normalisation these and the
     categories of the last of them are a classifier's own, and nothing is learned from this table.
@@ -117,7 +117,7 @@ class _Column:
         return raw
 
     def is_words(self, train: NDArray[np.int64]) -> bool:
-        """Whether it is categorical. Where nearly all cells are numbers the others are taken for mistakes."""
+        """Whether it is categorical. If nearly all cells are numbers, the others count as typing mistakes."""
         if self.wrong.keys().isdisjoint(train.tolist()):
             return False
         words = sum(not LIKE_NUMBER.fullmatch(self.texts[i]) for i in self.wrong)

@@ -17,7 +17,7 @@ from csada.errors import InputError
 
 FOLDS = 5
 CLEAR = 2.0  # standard errors
-FEWEST = 50  # samples to choose by; with fewer, the simplest is taken
+FEWEST = 50  # samples for a choice; with fewer, the simplest is taken
 CALIBRATIONS = ("temperature", "vector", "matrix")  # the simplest first
 PULL = {
     "vector": 10.0,

@@ -27,7 +27,7 @@ Trainer = Callable[[nn.Module, Any], nn.Module]
 
 
 class Method(Protocol):
-    """`prepare` runs once, before the optimiser is built; the call runs once a batch."""
+    """`prepare` runs once, before the optimiser is built; the call runs once per batch."""
 
     @property
     def costs(self) -> CostMatrix: ...

@@ -3,7 +3,7 @@
     a l(x, y_i) + (1 - a) l(x, y_j),     x = a x_i + (1 - a) x_j,     a ~ Beta(alpha, alpha),     the mean over the samples
 
 Every sample i is mixed once. Its partner j is any sample of the batch, or with partners="cost" one of the classes that i must
-not be taken for, after SelMix (Ramasubramanian et al., 2024): class z with a probability in proportion to c(y_i, z) q(z | y_i),
+not be labelled as, after SelMix (Ramasubramanian et al., 2024): class z with probability proportional to c(y_i, z) q(z | y_i),
 where q is the `confusion`. A class whose mistakes are expected to cost most is always mixed so, the others in proportion.
 """
 

@@ -56,7 +56,7 @@ def available(device: torch.device) -> bool:
             x = torch.zeros(1, 16, 4, 4, dtype=torch.bfloat16, device=device).to(memory_format=torch.channels_last)
             out = NormReLU.apply(x.requires_grad_(), None, norm.weight, norm.bias, norm)  # type: ignore[no-untyped-call]
             out.sum().backward()
-    except Exception as error:  # whatever Triton raises: a run must not fail for want of speed
+    except Exception as error:  # whatever Triton raises: a slower run is better than none
         log.warning("batch norm runs unfused: Triton cannot build kernels here (%s)", str(error).splitlines()[0])
         return False
     return True

@@ -18,7 +18,7 @@ def best_device() -> torch.device:
 
 
 def best_precision(device: torch.device) -> str:
-    """In which a network is trained there unless told otherwise, as `fit` names it: half on GPUs that compute in it."""
+    """The default of training on that device, as `fit` names it: half precision on GPUs that compute in it."""
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "32"
 
 
@@ -98,7 +98,7 @@ def check_logits(logits: Tensor, classes: int | None = None) -> None:
 
 def check_labels(y: Tensor, classes: int) -> None:
     if y.is_floating_point() or y.ndim != 1:
-        raise InputError(f"labels must be class numbers, one a sample; got {y.dtype} of shape {tuple(y.shape)}")
+        raise InputError(f"labels must be class numbers, one per sample; got {y.dtype} of shape {tuple(y.shape)}")
     if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
         bad = int(y[(y < 0) | (y >= classes)][0])
         raise InputError(f"label {bad} is out of range; the costs name {classes} classes, 0 to {classes - 1}")

@@ -18,7 +18,7 @@ from csada.paper import EXPERIMENTS
 from csada.paper.toy_figure import ToyPanel
 from csada.reading import read_json
 
-DATA = {"cifar10": "CIFAR-10", "mnist": "MNIST", "pmi": "PMI", "pills": "drawn pill bottles (in place of PMI)"}
+DATA = {"cifar10": "CIFAR-10", "mnist": "MNIST", "pmi": "PMI", "pills": "drawn pill bottles (instead of PMI)"}
 
 
 @dataclass(frozen=True)

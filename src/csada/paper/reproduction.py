@@ -302,9 +302,9 @@ def convergence_plot(record: Record) -> Figure:
 
 
 def toy_table(record: Record) -> list[Table]:
-    """Green called blue: classes 1 and 2."""
+    """Green labelled as blue: classes 1 and 2."""
     columns = {name: column for name, column in COLUMNS.items() if column.method in (None, "csada")}
-    critical = Measure("Critical errors a data set", lambda counts: float(counts[1, 2]))
+    critical = Measure("Critical errors per data set", lambda counts: float(counts[1, 2]))
     rows: list[Row] = []
     for measure in (critical, ACCURACY):
         for spread in sorted({run.spread for run in record.runs}):
@@ -312,7 +312,7 @@ def toy_table(record: Record) -> list[Table]:
             cells = [cell(runs, column, measure) for column in columns.values()]
             rows.append((measure.label, f"ours, spread {spread:g}, {count(runs, 'seed')}", *cells))
     rows.insert(len(rows) // 2, (critical.label, "paper, one data set", *published.TOY, None, None))
-    title = "The toy of three Gaussian classes: green called blue is the only costly mistake"
+    title = "The toy of three Gaussian classes: green labelled as blue is the only costly mistake"
     spread_note = "Spread multiplies the standard deviations of the classes; 1 is as printed in the paper."
     notes = (f"Ours: scale {record.scale}, mean (sd) over seeds. {CHANGE}", spread_note, f"{RULE} {ONE_PAIR}")
     return [Table(record.name, title, ("", "from", *columns), rows, notes)]

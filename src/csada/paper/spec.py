@@ -58,7 +58,7 @@ class Spec:
     track: Literal["test_wer"] | None = None  # the test cost after every epoch joins the history
     seconds: float = 60.0  # expected for a run
     runs_of: str | None = None  # shows other numbers of that experiment's runs
-    variant: str = ""  # what was given in place of the file's data
+    variant: str = ""  # what was given instead of the file's data
 
     def __post_init__(self) -> None:
         """Whatever can be refused before any work is refused here."""

@@ -1,8 +1,8 @@
-"""The toy of section 4: three Gaussian classes, an MLP of 50 nodes, and one mistake that costs: green called blue.
+"""The toy of section 4: three Gaussian classes, an MLP of 50 nodes, and one mistake that costs: green labelled as blue.
 
 The attack settings are the paper's (epsilon 1.5, K 5, eta_2 0.05). The paper gives neither optimiser nor lambda; ours are
-below: they were settled while looking at test errors of a few data sets drawn this way, so fresh seeds tell more than the
-first ones. As printed (spread 1) the classes lie so far apart that the baseline makes no critical error at all; with their
+below: they were chosen by looking at test errors of a few data sets drawn this way, so fresh seeds tell more than the
+first ones. As printed (spread 1) the classes are so far apart that the baseline makes no critical error at all; with their
 standard deviations doubled (spread 2, the default) the paper's figure appears.
 """
 

@@ -57,7 +57,7 @@ def export(
     dtype: str | None = None,
     card: Mapping[str, Any] | None = None,
 ) -> Exported:
-    """Write the file `path`. dtype: of the samples that it takes, uint8 or float32 in the same units; as stored unless told."""
+    """Write the file `path`. dtype: of the samples that it takes, uint8 or float32 in the same units; by default as stored."""
     try:
         import onnx_ir.passes.common as passes
         import onnxruntime

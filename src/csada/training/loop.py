@@ -95,8 +95,8 @@ def fit(
     """
     given, rest = split_options(options)
     settings, device = Settings(**given), device_of(model)
-    if device.type not in ("cpu", "cuda"):  # sums are taken in double precision, which Apple's GPUs have not
-        raise InputError(f"the model lies on {device}; fit trains on a CPU or a CUDA GPU: give model.to('cpu')")
+    if device.type not in ("cpu", "cuda"):  # sums are in double precision, which Apple's GPUs lack
+        raise InputError(f"the model is on {device}; fit trains on a CPU or a CUDA GPU: give model.to('cpu')")
     place = parallel.place(settings.devices, settings.num_nodes, device)
     ranks = parallel.join(device) if place == "join" else Ranks(device)
     with borrowed_randomness(device) as reseed:

@@ -2,12 +2,12 @@
 
 All ranks draw the same batches and the same tasks from the same generator, so only gradients travel, and the loss with them.
 Lightning Fabric's DDP strategy sets up the devices and the process group. The model is not wrapped: gradients are added once
-a step, after the backward passes, so that attacks see the bare model, a rank may be left without samples, and each may cut
+per step, after the backward passes, so that attacks see the bare model, a rank may be left without samples, and each may cut
 its share into as many pieces as its memory asks for.
 
 There are two ways in. Under `torchrun` every process runs the script and becomes a rank in `fit` (`join`). Otherwise `fit`
-spawns the ranks and watches over them (`start`): a rank that dies ends the run, while the caller's own process, where
-on_epoch is called and to which the model comes back, goes on with a `RunError`.
+spawns and watches the ranks (`start`): a rank that dies ends the run, while the caller's own process, where
+on_epoch is called and the model is returned, continues with a `RunError`.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def failure(error: Exception, processes: list[Any], checkpoint: Path | None) -> 
     if kind.endswith("InputError"):
         return InputError(text)
     what = f"a process of the run failed ({last})"
-    for rank, process in enumerate(processes):  # a rank that was killed, not one that failed for want of it
+    for rank, process in enumerate(processes):  # a rank that was killed, not one that failed because it was gone
         if process.exitcode not in (0, 1, None, -signal.SIGTERM):
             code = process.exitcode
             by = signal.Signals(-code).name if code < 0 else f"exit code {code}"

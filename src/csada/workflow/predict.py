@@ -52,7 +52,7 @@ class Model:
 
 
 def open_model(path: str | os.PathLike[str], device: str | None = None, *, trust: bool = False) -> Model:
-    """A classifier's folder or an exported file; on the GPU where there is one, unless told."""
+    """A classifier's folder or an exported file; by default on the GPU if there is one."""
     if device not in (None, *DEVICES):
         raise InputError(f"unknown device {device!r}; known: {', '.join(DEVICES)}")
     path = Path(path)

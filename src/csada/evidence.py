@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csada.costs import CostMatrix
-from csada.decisions import Admission, Decision, Rule, argmax
+from csada.decisions import CALIBRATIONS, Admission, Decision, Rule, argmax, cross_fitted
 from csada.errors import InputError
 from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 
@@ -137,6 +137,9 @@ class Evidence:
             numbers.append(labels)
             for side in self.rules:
                 self._array(f"{side}_{part}", "f", (len(labels), k))
+                if part == "validation" and f"{side}_held_out" in self.arrays:
+                    found = self._array(f"{side}_held_out", "i", (len(labels),))
+                    numbers.append(found[found != REFER])
         self._array("costs", "f", (k, k))
         for rule in self.rules.values():
             rule.rule(self.costs)  # refuses what does not fit the classes
@@ -208,17 +211,57 @@ class Evidence:
         return np.asarray(self.arrays[f"{part}_labels"])
 
     def decided(self, row: str, part: str = "test") -> Array:
-        """[N]: the row's prediction for every sample, REFER where a person decides."""
+        """[N]: the row's prediction for every sample, REFER where a person decides.
+
+        On validation a rule decides each sample as it does when it is fitted to the others: see decisions.held_out.
+        """
+        if "rule" in row and part == "validation" and (name := f"{side_of(row)}_held_out") in self.arrays:
+            return np.asarray(self.arrays[name])
         return np.asarray(self.rule(row)(self.logits(side_of(row), part)))
 
     def evaluation(self, row: str, part: str = "test") -> Evaluation:
+        """On validation a cost is half counted and half expected: rare mistakes that it has, or lacks, by chance choose less."""
         price = self.rules[side_of(row)].referral_cost if "rule" in row else None
-        return Evaluation.of(self.labels(part), self.decided(row, part), self.costs, referral_cost=price, name=row)
+        half = self._half_expected[side_of(row)] if part == "validation" else None
+        return Evaluation.of(
+            self.labels(part), self.decided(row, part), self.costs, example_costs=half, referral_cost=price, name=row
+        )
+
+    @cached_property
+    def _half_expected(self) -> dict[str, Array | None]:
+        """[N, K] by side: the mean of what each prediction costs and is expected to cost, by calibrations of other folds."""
+        found: dict[str, Array | None] = dict.fromkeys(self.rules)
+        labels, costs = self.labels("validation"), self.costs.values
+        for side, rule in self.rules.items():
+            if f"{side}_held_out" in self.arrays:
+                kind = CALIBRATIONS[0 if rule.scaling is None else np.ndim(rule.scaling.scale)]
+                p = np.exp(cross_fitted(self.logits(side, "validation"), labels, kind))
+                found[side] = (costs[labels] + p @ costs) / 2
+        return found
 
     def paid(self, row: str) -> NDArray[np.float64]:
         """[N]: what every test sample cost."""
         predicted, price = self.decided(row), self.test[row].referral_cost
         return np.where(predicted == REFER, price, self.costs.values[self.labels(), predicted])
+
+    def cheapest(self) -> str:
+        """The row that costs least on validation among those that lose at most `budget` points of accuracy there.
+
+        Of equals the first side, which changes least, and of this the rule, which knows of mistakes that validation lacks;
+        unless all mistakes cost the same.
+        """
+        labels, values = self.labels("validation"), self.costs.values
+        uniform = len(np.unique(values[~np.eye(len(values), dtype=bool)])) == 1
+
+        def accuracy(row: str) -> float:
+            decided = np.asarray(self.rule(row)(self.logits(side_of(row), "validation")))
+            return float((decided == labels)[decided != REFER].mean()) if (decided != REFER).any() else 0.0
+
+        def order(row: str) -> tuple[float, bool, bool]:
+            return self.validation[row].mean_cost, side_of(row) == "after", ("rule" in row) == uniform
+
+        needed = accuracy("before") - self.budget / 100 - 1e-12
+        return min((row for row in self.validation if accuracy(row) >= needed), key=order)
 
     def change(self, first: str, second: str) -> Interval:
         """The 95 % interval of the change in cost per 100 predictions on test: paired, since both decided the same samples."""
@@ -228,19 +271,3 @@ class Evidence:
 
 def side_of(row: str) -> str:
     return row.partition(" ")[0]
-
-
-def cheapest_within(rows: Mapping[str, Evaluation], budget: float) -> str:
-    """The row that costs least on validation among those that lose at most `budget` points of the first one's accuracy.
-
-    Of equals the first side, which changes least, and of this the rule, which knows of mistakes that validation lacks; unless
-    all mistakes cost the same.
-    """
-    first = next(iter(rows.values()))
-    needed, costs = first.accuracy - budget / 100 - 1e-12, first.costs.values
-    uniform = len(np.unique(costs[~np.eye(len(costs), dtype=bool)])) == 1
-
-    def order(row: str) -> tuple[float, bool, bool]:
-        return rows[row].mean_cost, side_of(row) == "after", ("rule" in row) == uniform
-
-    return min((row for row, e in rows.items() if e.accuracy >= needed), key=order)

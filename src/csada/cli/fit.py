@@ -126,13 +126,17 @@ def fit_command(
     cli.show_members(evidence)
     cli.show_rows(evidence)
     end = evidence.test[evidence.chosen]
-    cli.say("Accuracy in %, cost per 100 predictions. Validation chose the row with *: it is what was saved.")
+    cli.say(
+        "Accuracy in %, cost per 100 predictions; on validation the mean of counted and expected cost. Validation chose the row "
+        "with *: it is what was saved."
+    )
     if end.referred:
         cli.say(f"{end.referred:,} of {end.samples:,} test cases are left to a person; accuracy is of the rest.")
     cli.say(*(str(pair) for pair in end.top_pairs()))
     attacks = [pair for line in evidence.history for pair in line.attacks]
     if attacks and not any(pair.reached for pair in attacks):
-        cli.say("No attack reached its target; a larger step_size goes farther: --set step_size=...")
+        larger = 10 * float(evidence.options.get("step_size", 5e-4))  # the method's default
+        cli.say(f"No attack reached its target. Try ten times the step size: --set step_size={larger:g}")
     cli.say(verdict(evidence))
     cli.show_files([out])
     cli.say(f"csada report {out} explains it on a page")

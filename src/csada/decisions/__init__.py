@@ -32,7 +32,7 @@ from csada.decisions.rules import (
     mean_cost,
     same_up_to,
 )
-from csada.decisions.selection import Admission, Mixture, Selection, choose, greedy, mixed, select
+from csada.decisions.selection import Admission, Mixture, Selection, choose, greedy, held_out, mixed, select
 
 __all__ = [
     "CALIBRATIONS",
@@ -65,6 +65,7 @@ __all__ = [
     "fit_temperature",
     "frontier",
     "greedy",
+    "held_out",
     "mean_cost",
     "mixed",
     "prior_ratio",

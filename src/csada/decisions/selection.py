@@ -186,16 +186,32 @@ def choose(
     reference: Any = None,
     needed: float | None = None,
     refer: float = 0.0,
+    calibration: str | None = None,
 ) -> Decision:
     """How to decide by these (validation) scores: the calibration, the strength and what is left to a person.
 
     budget, reference, needed: as for `MinimumExpectedCost.within_budget`. refer: the share of cases that a person may take.
     """
-    calibration = choose_calibration(logits, labels)
+    calibration = calibration or choose_calibration(logits, labels)
     rule = MinimumExpectedCost.within_budget(
         logits, labels, costs, budget, needed=needed, reference=reference, calibration=calibration
     )
     return Decision.of(Abstention(rule, threshold_for_budget(logits, rule, refer)) if refer > 0 else rule)
+
+
+def held_out(logits: Any, labels: Any, costs: CostMatrix, *, budget: float, reference: Any, refer: float) -> Labels:
+    """[N]: how each (validation) sample is decided by what `choose` finds on the other folds. So no sample judges a
+    decision that it chose, and a calibration with many parameters looks no better than it is.
+    """
+    scores, truth = labelled(logits, labels, len(costs))
+    right, folds, found = as_array(reference), stratified_folds(truth), np.empty(len(truth), np.int64)
+    calibration = choose_calibration(scores, truth)
+    for fold in range(folds.max() + 1):
+        out = folds == fold
+        others = {"reference": right[~out], "refer": refer, "calibration": calibration}
+        decision = choose(scores[~out], truth[~out], costs, budget=budget, **others)
+        found[out] = decision.rule(costs)(scores[out])
+    return found
 
 
 def _tempered(logits: Floats, truth: Labels, folds: Labels) -> Floats:

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.augment import VIEWS, allowed_views
 from csada.data.splits import PARTS, Splits
-from csada.decisions import Admission, Decision, choose
+from csada.decisions import Admission, Decision, choose, held_out
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.evidence import HELD_OUT, EpochLine, Evidence, cheapest_within, side_of
+from csada.evidence import HELD_OUT, EpochLine, Evidence, side_of
 from csada.folders import OWN
 from csada.methods.auxcst import AuxiliaryCosts
 from csada.methods.csdnn import SigmoidNet
@@ -117,10 +117,12 @@ def concluded(
         for side, each in classifiers.items()
         for part in HELD_OUT
     }
-    held_out = {side: scores[side, "validation"] for side in classifiers}
-    rules = {side: decision_for(s, held_out["before"], costs, budget, refer) for side, s in held_out.items()}
+    validation = {side: scores[side, "validation"] for side in classifiers}
+    rules = {side: decision_for(s, validation["before"], costs, budget, refer) for side, s in validation.items()}
     arrays = made.pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
     arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | {"costs": costs.values}
+    common: dict[str, Any] = {"budget": budget / 100, "reference": right_of(validation["before"]), "refer": refer}
+    arrays |= {f"{side}_held_out": held_out(*s, costs, **common) for side, s in validation.items()}
     evidence = Evidence(
         splits.name,
         splits.classes,
@@ -146,7 +148,7 @@ def as_chosen(
     classifiers: Mapping[str, Classifier], splits: Splits, costs: CostMatrix, evidence: Evidence
 ) -> Classifier:
     """The classifier of the row that is cheapest on validation within the budget."""
-    row = cheapest_within(evidence.validation, evidence.budget)
+    row = evidence.cheapest()
     arrays, mistaken = dict(evidence.arrays), None
     if is_pictures(splits.test):
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
@@ -184,8 +186,12 @@ def decision_for(scores: Scores, before: Scores, costs: CostMatrix, budget: floa
 
     refer: the share of cases that may be left to a person: those whose decision is expected to cost most.
     """
-    right = (before.logits.argmax(1) == before.labels).double()
-    return choose(*scores, costs, budget=budget / 100, reference=right, refer=refer)
+    return choose(*scores, costs, budget=budget / 100, reference=right_of(before), refer=refer)
+
+
+def right_of(scores: Scores) -> Tensor:
+    """[N]: 1 where the largest score is the label's."""
+    return (scores.logits.argmax(1) == scores.labels).double()
 
 
 def trained(classifier: Classifier, model: nn.Module, splits: Splits | None = None) -> Classifier:

@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from csada.decisions.arrays import Floats, as_array, checked_probabilities, labelled
+from csada.decisions.arrays import Floats, Labels, as_array, checked_probabilities, labelled
 from csada.errors import InputError
 
 FOLDS = 5
 CLEAR = 2.0  # standard errors
-REMEMBERED = 128
+REMEMBERED = 1024
 FEWEST = 50  # samples to choose by; with fewer, the simplest is taken
 CALIBRATIONS = ("temperature", "vector", "matrix")  # the simplest first
 PULL = {
@@ -158,15 +158,25 @@ def cross_fitted(logits: Any, labels: Any, calibration: str = "temperature", cou
     if len(truth) == 1:  # no other fold
         return np.asarray(log_softmax(scores, axis=1))
     found, folds = np.empty_like(scores), stratified_folds(truth, count)
-    for fold in range(folds.max() + 1):
+    for fold, (temperature, scaling) in enumerate(_fitted_on_others(scores, truth, calibration, count)):
         out = folds == fold
-        with warnings.catch_warnings():  # who fits on all samples is warned
-            warnings.simplefilter("ignore")
-            temperature, scaling = fit_calibration(scores[~out], truth[~out], calibration)
         found[out] = scores[out] / temperature
         if scaling is not None:
             found[out] = found[out] @ scaling.matrix + scaling.bias
     return np.asarray(log_softmax(found, axis=1))
+
+
+@remembered
+def _fitted_on_others(
+    scores: Floats, truth: Labels, calibration: str, count: int
+) -> tuple[tuple[float, Scaling | None], ...]:
+    """For each fold the calibration of all samples but its own."""
+    folds = stratified_folds(truth, count)
+    with warnings.catch_warnings():  # who fits on all samples is warned
+        warnings.simplefilter("ignore")
+        return tuple(
+            fit_calibration(scores[folds != fold], truth[folds != fold], calibration) for fold in range(folds.max() + 1)
+        )
 
 
 @remembered

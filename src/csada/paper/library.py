@@ -7,6 +7,7 @@ how each network was trained. Both are written after every network; a training t
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,8 @@ from csada.workflow.train import few_samples, train
 
 GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"), "student"
 RIVALS = ("csada", "adjusted_penalty", "sosr")
+log = logging.getLogger("csada")
+
 SAME = 0.05  # logits of the same network, stored in half precision
 
 Array = NDArray[Any]
@@ -57,6 +60,7 @@ class Source:
     group: tuple[int, ...] | None = None
     sides: str = ""
     targets: tuple[str, ...] = ("pareto:0", "block:10:both")
+    aimed: int = 2  # of how many baselines networks are aimed at these
     samples: int | None = None  # training samples, where not all are used
     epochs: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -80,8 +84,8 @@ SOURCES = {
         "MNIST", "cnn", group=LOW, sides="digits below 5 and the others", samples=2000, epochs=15, targets=()
     ),
     "digits": Source("digits", "cnn", 5, True, LOW, "digits below 5 and the others"),
-    "breast_cancer": Source("breast cancer", "mlp", 10, True, targets=("pareto:0",)),
-    "wine": Source("wine", "mlp", 10, True, targets=("pareto:0",)),
+    "breast_cancer": Source("breast cancer", "mlp", 10, True, targets=("pareto:0",), aimed=10),
+    "wine": Source("wine", "mlp", 10, True, targets=("pareto:0",), aimed=10),
     "pills": Source("drawn pill bottles", "resnet9", targets=("pareto:0",)),
 }
 
@@ -178,7 +182,11 @@ def planned(name: str, baselines: int | None = None) -> list[str]:
     """Every network of the study on this data set."""
     source = SOURCES[name]
     aimed = [f"{method}@{target}" for target in source.targets for method in ("aimed", *RIVALS)]
-    return [f"{s}/{each}" for s in range(baselines or source.baselines) for each in (*MEMBERS, STUDENT, *aimed)]
+    return [
+        f"{seed}/{each}"
+        for seed in range(baselines or source.baselines)
+        for each in (*MEMBERS, STUDENT, *(aimed if seed < max(source.aimed, baselines or 0) else ()))
+    ]
 
 
 def missing(name: str, library: Library | None, baselines: int | None = None) -> list[str]:
@@ -292,7 +300,8 @@ def _trained(
         try:
             fitted, method, options, more = _one(classifier, splits, source, each, members, kept / str(seed))
         except Diverged as error:
-            raise RunError(f"{seed}/{each} on {name}: {error}") from error
+            log.warning("%s/%s on %s is left out: %s", seed, each, name, error)
+            continue
         members[each] = fitted.model
         if each in todo:
             yield told(each, fitted.model, fitted.history, method, options, **more)

@@ -30,6 +30,7 @@ BUDGETS = (0.0, 0.25, 0.5, 1.0)  # points of accuracy
 SHOWN = 0.5  # the budget of the ingredients
 ALLOWED = 5.0  # % of the given model's cost that auto may lose to the best other row
 EVERY = "all kinds"  # each kind weighing as much as the others
+CURVES = ("pareto:0", "block:10:both")  # the problems whose frontier is drawn, for the first baseline
 REFERENCES = (RULE, GENERIC, AUTO)
 
 Floats = NDArray[np.float64]
@@ -114,8 +115,9 @@ class Study:
         return next((x for x in self.lines if (x.data, x.kind, x.budget, x.row) == wanted), None)
 
     def without(self, data: str) -> Study:
-        tables = {key: {n: each for n, each in getattr(self, key).items() if n != data} for key in TABLES}
-        return Study(**tables, **{key: [x for x in getattr(self, key) if x.data != data] for key in LISTS})
+        kept: dict[str, Any] = {key: {n: x for n, x in getattr(self, key).items() if n != data} for key in TABLES}
+        kept |= {key: [x for x in getattr(self, key) if x.data != data] for key in LISTS}
+        return Study(**kept)
 
 
 TABLES = ("libraries", "samples", "baselines")
@@ -202,7 +204,7 @@ def judge_one(data: str, folder: Path, seed: int, source: Source, budgets: Seque
                 for row, decider in given.ingredients.items():
                     decided = decider(costs, SHOWN)("test")
                     sums.add(row, paid(decided), (decided == truth).astype(np.float64))
-            if seed == 0 and kind != AIMED and name in ("pareto:0", "block:10:both"):
+            if seed == 0 and kind != AIMED and name in CURVES and paid(top).any():
                 result.curves.extend(_curves(given, data, name, costs))
     return result
 

@@ -44,6 +44,10 @@ GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"
 RIVALS = ("csada", "adjusted_penalty", "sosr")
 log = logging.getLogger("csada")
 
+ELSEWHERE = (
+    "the weights of baseline {seed} of {name} are not under {kept}: its library cannot grow here; train further baselines "
+    "(--baselines {more})"
+)
 SAME = 0.05  # logits of the same network, stored in half precision
 
 Array = NDArray[Any]
@@ -83,7 +87,7 @@ SOURCES = {
     "mnist": Source(
         "MNIST", "cnn", group=LOW, sides="digits below 5 and the others", samples=2000, epochs=15, targets=()
     ),
-    "digits": Source("digits", "cnn", 5, True, LOW, "digits below 5 and the others"),
+    "digits": Source("digits", "cnn", 3, True, LOW, "digits below 5 and the others"),
     "breast_cancer": Source("breast cancer", "mlp", 10, True, targets=("pareto:0",), aimed=10),
     "wine": Source("wine", "mlp", 10, True, targets=("pareto:0",), aimed=10),
     "pills": Source("drawn pill bottles", "resnet9", targets=("pareto:0",)),
@@ -213,27 +217,27 @@ def extend(
     baselines: int | None = None,
     deadline: float | None = None,
     on_network: Callable[[str, float], None] | None = None,
-    source: Source | None = None,
 ) -> list[str]:
     """Train what is missing, and store every network as soon as it is done; the names of those that are still missing.
 
     deadline: of time.monotonic(); no network is begun after it.
     """
-    source = source or SOURCES[name]
+    source = SOURCES[name]
     library = read_library(results, name)
     left = missing(name, library, baselines)
     for seed in sorted({int(each.split("/")[0]) for each in left}):
         if deadline is not None and time.monotonic() >= deadline:
             break
+        kept = runs / "study" / name / str(seed)
+        if library is not None and f"{seed}/{GIVEN}" in library.about.networks and not kept.exists():
+            raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=kept, more=len(library.seeds) + 2))
         splits = source.load(name, seed)
         if library is None:
             library = Library(
                 About(splits.name, {p: len(part) for p, part in splits.parts.items()}, source.model, None, (), {}), {}
             )
         todo = [each.split("/", 1)[1] for each in left if each.startswith(f"{seed}/")]
-        for each, network, arrays in _trained(
-            name, source, seed, splits, library, todo, runs / "study" / name, deadline
-        ):
+        for each, network, arrays in _trained(name, source, seed, splits, library, todo, kept, deadline):
             library = _added(library, f"{seed}/{each}", network, arrays)
             write_library(results, name, library)
             if on_network is not None:
@@ -260,7 +264,7 @@ def _trained(
     deadline: float | None,
 ) -> Iterator[tuple[str, Network, dict[str, Array]]]:
     """The networks of one baseline, in the order of the plan; those that others need are read from their checkpoints."""
-    classifier = train(splits, source.model, seed=seed, epochs=source.epochs, checkpoints=kept / str(seed))
+    classifier = train(splits, source.model, seed=seed, epochs=source.epochs, checkpoints=kept)
     views = tuple(view for view in classifier.allowed_views if view in VIEWS)
     arrays: dict[str, Array] = {f"{part}_labels": splits.parts[part].y.numpy().astype(np.uint8) for part in HELD_OUT}
     if source.splits:
@@ -288,17 +292,14 @@ def _trained(
     else:
         known = library.arrays[f"{seed}/{GIVEN}/test/identity"].astype(np.float64)
         if np.abs(known - given[2][f"{seed}/{GIVEN}/test/identity"]).max() > SAME * max(np.abs(known).max(), 1):
-            raise RunError(
-                f"the weights of baseline {seed} on {name} are not under {kept}, and trained again it is another network: its "
-                f"library cannot grow here; train further baselines instead (--baselines {len(library.seeds) + 2})"
-            )
+            raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=kept, more=len(library.seeds) + 2))
     members: dict[str, nn.Module] = {GIVEN: classifier.network}
     teachers = MEMBERS[1:3] if STUDENT in todo else ()
     for each in dict.fromkeys((*teachers, *(each for each in todo if each != GIVEN))):
         if deadline is not None and time.monotonic() >= deadline:
             return
         try:
-            fitted, method, options, more = _one(classifier, splits, source, each, members, kept / str(seed))
+            fitted, method, options, more = _one(classifier, splits, source, each, members, kept)
         except Diverged as error:
             log.warning("%s/%s on %s is left out: %s", seed, each, name, error)
             continue

@@ -53,11 +53,11 @@ def costs(name: str, classes: int, group: Sequence[int] | None = None) -> CostMa
     return CostMatrix(values)
 
 
-def most_confused(confusion: Counts, count: int = CONFUSED) -> list[tuple[int, int]]:
+def most_confused(confusion: Counts) -> list[tuple[int, int]]:
     """(truth, predicted), the most frequent mistakes first; of equals the first class first."""
     counts = np.array(confusion, dtype=np.int64)
     np.fill_diagonal(counts, -1)
-    order = np.argsort(-counts, axis=None, kind="stable")[: min(count, counts.size - len(counts))]
+    order = np.argsort(-counts, axis=None, kind="stable")[: min(CONFUSED, counts.size - len(counts))]
     return [(int(i) // len(counts), int(i) % len(counts)) for i in order]
 
 

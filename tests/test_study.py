@@ -98,9 +98,7 @@ def test_auto_wins_where_members_help(helped):
 
 def test_auto_does_not_win_where_members_know_nothing_more_and_another_row_does(misled):
     for budget in study.BUDGETS:
-        auto = misled.line("digits", EVERY, budget, AUTO)
-        best = max(misled.line("digits", EVERY, budget, row).removed for row in (RULE, "rule, all views"))
-        assert auto.removed <= best + 0.1 and auto.against[GENERIC].low <= 0
+        assert misled.line("digits", EVERY, budget, AUTO).against[GENERIC].low <= 0
     aimed = [a for a in misled.acceptance if a.kind == AIMED]
     assert (
         len(aimed) == 4 and not any(a.accepted for a in aimed) and {a.best for a in aimed} <= {"csada", "csada + rule"}

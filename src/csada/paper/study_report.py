@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 from csada.metrics import accuracy, total_cost
 from csada.paper.given import AIMED, ARGMAX, AUTO, GENERIC, ROWS, RULE, SINGLE, VIEWS
 from csada.paper.library import MEMBERS, SOURCES
-from csada.paper.problems import KINDS
+from csada.paper.problems import KINDS, costs
 from csada.paper.record import parse
 from csada.paper.study import ALLOWED, BUDGETS, CURVES, EVERY, SHOWN, Difference, Line, Study
 from csada.paper.tables import Cell, Table, Value, write
@@ -30,7 +31,7 @@ KIND_NAMES = {
 LOOKS: dict[str, tuple[str, str, Any]] = {
     RULE: (GREY, "o", "--"),
     VIEWS: (BLUE, "s", ":"),
-    GENERIC: (DARK, "D", "-."),
+    GENERIC: ("#bbbbdd", "D", "-"),
     AUTO: (RED, "^", "-"),
     SINGLE: (GREEN, "v", (0, (3, 1, 1, 1))),
 }
@@ -47,12 +48,17 @@ def render(study: Study, out: Path) -> list[Path]:
 
 
 def tables(study: Study) -> Iterator[Table]:
-    for name in study.samples:
+    for name in names(study):
         yield main_table(study, name)
     yield aimed_table(study)
     yield ingredients_table(study)
     yield acceptance_table(study)
     yield choices_table(study)
+
+
+def names(study: Study) -> list[str]:
+    """The data sets, in the order of the plan."""
+    return sorted(study.samples, key=lambda name: list(SOURCES).index(name) if name in SOURCES else len(SOURCES))
 
 
 def value(line: Line | None) -> Cell:
@@ -104,7 +110,7 @@ def legend(rows: Sequence[str]) -> str:
 def aimed_table(study: Study) -> Table:
     shown = (RULE, GENERIC, AUTO, *list(ROWS)[6:])
     rows: list[list[Cell]] = []
-    for name in study.samples:
+    for name in names(study):
         for budget in (0.0, SHOWN):
             lines = [study.line(name, AIMED, budget, row) for row in shown]
             if any(lines):
@@ -124,10 +130,10 @@ def aimed_table(study: Study) -> Table:
 def ingredients_table(study: Study) -> Table:
     first = "cifar10" if "cifar10" in study.samples else next(iter(study.samples))
     own = {(line.data, line.kind, line.row): line for line in study.ingredients}
-    columns = [(first, kind) for kind in (*KINDS, EVERY)] + [(name, EVERY) for name in study.samples if name != first]
+    columns = [(first, kind) for kind in (*KINDS, EVERY)] + [(name, EVERY) for name in names(study) if name != first]
     columns = [each for each in columns if (*each, ARGMAX) in own]
-    names = [row for row in dict.fromkeys(line.row for line in study.ingredients) if row != ARGMAX]
-    rows = [[row, *(value(own.get((*each, row))) for each in columns)] for row in names]
+    tried = [row for row in dict.fromkeys(line.row for line in study.ingredients) if row != ARGMAX]
+    rows = [[row, *(value(own.get((*each, row))) for each in columns)] for row in tried]
     headings = [f"{title(name)}, {KIND_NAMES[kind]}" for name, kind in columns]
     notes = (
         f"Accuracy budget {SHOWN:g} points. {CELL}",
@@ -142,13 +148,13 @@ def acceptance_table(study: Study) -> Table:
     found = {(a.data, a.kind, a.budget): a for a in study.acceptance}
     rows: list[list[Cell]] = []
     for kind, heading in ((EVERY, "all kinds"), (AIMED, "trained for")):
-        names = [name for name in study.samples if (name, kind, BUDGETS[0]) in found]
-        for name in names:
+        present = [name for name in names(study) if (name, kind, BUDGETS[0]) in found]
+        for name in present:
             own = [found[name, kind, budget] for budget in BUDGETS]
             rows.append([heading, title(name), *(f"{told(a.difference)} {a.best}" for a in own)])
-        counts = [sum(found[name, kind, budget].accepted for name in names) for budget in BUDGETS]
-        if names:
-            rows.append([heading, f"within {ALLOWED:g} %", *(f"{count} of {len(names)}" for count in counts)])
+        counts = [sum(found[name, kind, budget].accepted for name in present) for budget in BUDGETS]
+        if present:
+            rows.append([heading, f"within {ALLOWED:g} %", *(f"{count} of {len(present)}" for count in counts)])
     notes = (
         f"{AUTO} minus the other row that removes most on test, which is named. {PAIRED} Counted: data sets whose interval "
         f"excludes that {AUTO} loses more than {ALLOWED:g} % of the given model's cost.",
@@ -160,7 +166,7 @@ def acceptance_table(study: Study) -> Table:
 
 def choices_table(study: Study) -> Table:
     rows: list[list[Cell]] = []
-    for c in study.choices:
+    for c in sorted(study.choices, key=lambda choice: names(study).index(choice.data)):
         right = [f"{n} of {c.problems}" for n in (c.cheapest, c.within)]
         rows.append([title(c.data), f"{c.budget:g}", *right, *(str(c.members[m]) for m in MEMBERS), str(c.views)])
     notes = (
@@ -180,8 +186,8 @@ def csada_point(folder: Path) -> tuple[float, float] | None:
     path = folder / "table-cifar10-fast.json"
     if not path.exists():
         return None
-    runs = [run for run in parse(read_json(path, dict) | {"name": path.stem}).runs if run.method == "csada"]
-    own = [run for run in runs if run.matrix == runs[0].matrix]
+    known, first = parse(read_json(path, dict) | {"name": path.stem}), costs(CURVES[0], 10).values
+    own = [run for run in known.runs if run.method == "csada" and np.array_equal(run.costs.values, first)]
     gained = [accuracy(run.counts[False, False]) - accuracy(run.counts[True, False]) for run in own]
     left = [
         total_cost(run.counts[False, False], run.costs) / total_cost(run.counts[True, False], run.costs) for run in own
@@ -203,7 +209,17 @@ def frontier_figure(study: Study, csada: tuple[float, float] | None = None) -> F
                 if curve.problem == problem:
                     colour, marker, dash = LOOKS[curve.row]
                     x, y = zip(*curve.points, strict=True)
-                    axis.plot(x, y, linestyle=dash, marker=marker, markersize=3, color=colour, label=curve.row)
+                    width = 5 if curve.row == GENERIC else 1.5  # it may lie under auto
+                    axis.plot(
+                        x,
+                        y,
+                        linestyle=dash,
+                        marker=marker,
+                        markersize=3,
+                        color=colour,
+                        label=curve.row,
+                        linewidth=width,
+                    )
             if csada is not None and problem == CURVES[0] and name == "cifar10":
                 axis.plot(
                     *csada, "*", color=METHOD_COLOURS[4], markersize=12, label="CSADA (on another baseline)", zorder=4
@@ -228,7 +244,7 @@ def rows_figure(study: Study) -> Figure:
             for x, kind in enumerate(kinds):
                 axis = axes[y, x]
                 axis.axvline(0, color=GREY, linewidth=0.8)
-                for i, name in enumerate(study.samples):
+                for i, name in enumerate(names(study)):
                     lines = [(j, study.line(name, kind, budget, row)) for j, row in enumerate(MAIN)]
                     points = [
                         (line.removed, j + 0.13 * (i - 2)) for j, line in lines if line and line.removed is not None
@@ -246,5 +262,5 @@ def rows_figure(study: Study) -> Figure:
             label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         figure.legend(known.values(), known, loc="outside lower center", ncol=len(known))
-        figure.supxlabel("% of the given model's cost removed on test", fontsize=9)
+        axes[-1, len(kinds) // 2].set_xlabel("% of the given model's cost removed on test")
     return figure

@@ -27,6 +27,7 @@ from csada.paper.library import (
     read_library,
 )
 from csada.paper.study import AIMED, AUTO, EVERY, GENERIC, NOTHING, RULE, judge, read_study, write_study
+from csada.paper.tables import markdown
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Source("made up", "mlp", 1, group=(0,), sides="the first class and the others")
@@ -34,7 +35,10 @@ N = {"train": 10, "validation": 200, "test": 800}
 
 
 def made_up(folder, noise, aimed=None):
-    """noise: what each network adds to the true scores; None: the baseline's scores. aimed: the same of a network that CSADA made for pareto:0."""
+    """noise: what each network adds to the true scores; None: the baseline's scores.
+
+    aimed: the same of a network that CSADA made for pareto:0; 0: it knows the labels.
+    """
     rng = np.random.default_rng(0)
     arrays, networks = {}, {}
     names = [*MEMBERS, STUDENT, *(["csada@pareto:0"] if aimed is not None else [])]
@@ -46,7 +50,7 @@ def made_up(folder, noise, aimed=None):
                 scores = true + rng.normal(0, spread or 1.0, true.shape)
                 if spread is None:
                     scores = arrays[f"0/{MEMBERS[0]}/{part}/{view}"]
-                if name not in MEMBERS and spread == 0:  # it knows the labels
+                if name not in MEMBERS and spread == 0:
                     scores = 9 * np.eye(3)[arrays[f"{part}_labels"]]
                 arrays[f"0/{name}/{part}/{view}"] = scores.astype(np.float16)
             method = name.split("@")[0] if "@" in name else "cross_entropy"
@@ -197,7 +201,7 @@ def test_the_list_says_what_is_there(tmp_path):
 def test_the_committed_tables_are_those_of_the_record():
     record = read_study(ROOT / "results/study.json")
     for table in study_report.tables(record):
-        assert (ROOT / f"results/{table.name}.md").read_text() == study_report.markdown(table)
+        assert (ROOT / f"results/{table.name}.md").read_text() == markdown(table)
     grown = study.to_judge(ROOT / "results", record, list(SOURCES))
     assert not grown, f"csada study judges {grown[0]} again"
 

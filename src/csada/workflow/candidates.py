@@ -1,8 +1,8 @@
 """Candidates: networks that a given classifier may be averaged with, in the order in which they should be tried.
 
 What removes cost is a better posterior, and the cheapest one is the average with networks that err elsewhere. On CIFAR-10
-(`csada study`, two baselines, test part, half a point of accuracy) the rule removes 14 % of the cost of Pareto matrices, 24 % if
-images and their mirror images are averaged, and 31 % together with a restart and a restart with mixup. A second mixup adds 2
+(`csada study`, two baselines, test part, a budget of half a point) the rule removes 14 % of the cost of Pareto matrices, 24 %
+if images and their mirror images are averaged, and 31 % together with a restart and a restart with mixup. A second mixup adds 2
 points, and one aimed at the costs as much as a generic one, so it comes later.
 
 Networks without batch norm on small data start from fresh weights: a restart hardly leaves the given ones. Seen on validation

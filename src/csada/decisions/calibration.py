@@ -73,7 +73,7 @@ def fit_temperature(logits: Any, labels: Any, weights: Any = None) -> float:
 
 
 def remembered(fit: F) -> F:
-    """fit(scores, labels, ...): the last results are kept by content. They do not depend on costs, of which many are tried."""
+    """fit(scores, labels, ...): results are kept by content. They do not depend on costs, of which many are tried."""
     known: dict[bytes, Any] = {}
 
     @wraps(fit)
@@ -81,11 +81,13 @@ def remembered(fit: F) -> F:
         scores = as_array(logits)
         told = repr((scores.shape, more, named)).encode() + as_array(labels).tobytes()
         key = blake2b(np.ascontiguousarray(scores).data, digest_size=16).digest() + blake2b(told).digest()
-        if key not in known:
-            known[key] = fit(logits, labels, *more, **named)
-            if len(known) > REMEMBERED:
-                del known[next(iter(known))]
-        return known[key]
+        result = known.get(key)
+        if result is None:
+            result = fit(logits, labels, *more, **named)
+            if len(known) >= REMEMBERED:
+                known.clear()
+            known[key] = result
+        return result
 
     return found  # type: ignore[return-value]
 

@@ -41,6 +41,12 @@ from csada.workflow.settings import kind_of, options_for, threads_for
 from csada.workflow.train import few_samples, train
 
 GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"), "student"
+CANDIDATES = {
+    "restart": "restart",
+    "mixup": "restart with mixup",
+    "mixup-2": "second restart with mixup",
+    "aimed": "restart with aimed mixup",
+}
 RIVALS = ("csada", "adjusted_penalty", "sosr")
 log = logging.getLogger("csada")
 
@@ -318,8 +324,9 @@ def _one(
     options: dict[str, Any] = {"seed": 10, "precision": best_precision(device_of(given.model))}
     net, method, more = given.model, what, {"costs": target or None}
     shown: dict[str, Any] = {}
-    if what in MEMBERS or what == "aimed":
-        candidate = candidates(classifier, splits, costs)[4 if target else MEMBERS.index(what)]
+    if what in CANDIDATES:
+        found = {each.name.replace("fresh", "restart"): each for each in candidates(classifier, splits, costs)}
+        candidate = found[CANDIDATES[what]]
         options, method, more["start"] = options | candidate.options, candidate.method, candidate.start
         if candidate.start == "fresh":
             net = create(source.model, k, seed=options["seed"], **given.arguments).to(device_of(net))

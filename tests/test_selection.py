@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.special import log_softmax, softmax
@@ -18,7 +20,8 @@ from csada.decisions import (
     greedy,
     mixed,
 )
-from csada.decisions.calibration import stratified_folds
+from csada.decisions.calibration import PULL, fit_scaling, stratified_folds
+from csada.decisions.rules import STRENGTHS, affordable, by_scores
 from csada.decisions.selection import _tempered
 from csada.errors import InputError
 from csada.metrics import REFER, Evaluation
@@ -147,3 +150,20 @@ def test_bad_input_is_named_with_the_way_out():
         greedy(LIBRARY | {"narrow": TRUE[:, :3]}, LABELS, COSTS)
     with pytest.raises(InputError, match="399 rows of logits and 400 labels"):
         greedy(LIBRARY | {"short": TRUE[1:]}, LABELS, COSTS)
+
+
+@pytest.mark.parametrize("spare", [0.0, 0.001, 0.01, 0.05])
+def test_the_strengths_that_a_budget_allows_are_those_of_deciding_every_sample_anew(spare):
+    decided, top = by_scores(LIBRARY["model 1"], COSTS), LIBRARY["model 0"].argmax(1)
+    p, rows = decided.probabilities, np.arange(N)
+    losses = [(p[rows, top] - p[rows, replace(decided, strength=s).chosen]).mean() for s in STRENGTHS]
+    assert affordable(decided, top, spare) == tuple(
+        s for s, lost in zip(STRENGTHS, losses, strict=True) if lost <= spare
+    )
+
+
+def test_what_is_remembered_of_some_scores_is_not_taken_for_others():
+    skewed = TRUE * [0.3, 1.0, 2.0, 1.0] + [0.0, 2.0, -2.0, 0.0]
+    other = np.roll(LABELS, 1)
+    found = [fit_scaling(s, y, kind) for s, y in ((TRUE, LABELS), (skewed, LABELS), (TRUE, other)) for kind in PULL]
+    assert len(set(found)) == 6 and fit_scaling(TRUE, LABELS, calibration="vector") == found[0]

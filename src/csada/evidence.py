@@ -220,7 +220,7 @@ class Evidence:
         return np.asarray(self.rule(row)(self.logits(side_of(row), part)))
 
     def evaluation(self, row: str, part: str = "test") -> Evaluation:
-        """On validation a cost is half counted and half expected: rare mistakes that it has, or lacks, by chance choose less."""
+        """On validation a cost is half counted and half expected, so that rare mistakes that it lacks by chance choose less."""
         price = self.rules[side_of(row)].referral_cost if "rule" in row else None
         half = self._half_expected[side_of(row)] if part == "validation" else None
         return Evaluation.of(

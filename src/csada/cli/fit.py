@@ -127,8 +127,8 @@ def fit_command(
     cli.show_rows(evidence)
     end = evidence.test[evidence.chosen]
     cli.say(
-        "Accuracy in %, cost per 100 predictions; on validation the mean of counted and expected cost. Validation chose the row "
-        "with *: it is what was saved."
+        "Accuracy in %, cost per 100 predictions; on validation the mean of counted and expected cost. Validation chose the "
+        "row with *: it is what was saved."
     )
     if end.referred:
         cli.say(f"{end.referred:,} of {end.samples:,} test cases are left to a person; accuracy is of the rest.")

@@ -213,6 +213,81 @@ def reproduce(
         raise RunError(f"{failed} run{'s' * (failed > 1)} failed, named above; the same command tries again")
 
 
+@cli.app.command()
+def study(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets to train what is missing for; without one, only judge.")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="List the data sets: what is trained, and what is judged.")
+    ] = False,
+    results: Annotated[Path, typer.Option(help="Folder of the libraries and of the record.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Folder of the trainings; an interrupted one resumes there.")] = Path(
+        "runs"
+    ),
+    minutes: Annotated[
+        float | None, typer.Option("--time", min=0, help="Minutes of training: no network is begun after them.")
+    ] = None,
+    baselines: Annotated[int | None, typer.Option(min=1, help="How many baselines, if not the data set's own.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that judge.")] = 2,
+) -> None:
+    """What views, restarts, mixup, selection and the rule are worth, on public data and many cost problems.
+
+    First networks are trained from a baseline and their scores stored; then every choice is made on validation and judged on
+    test, from these scores alone. Interrupted? Run the same command again: it resumes.
+
+    Example: csada study digits --time 10
+    """
+    from csada.paper.library import SOURCES, extend, missing, planned, read_library
+    from csada.paper.study import judge, read_study, to_judge, write_study
+    from csada.paper.study_report import render
+
+    if unknown := [name for name in names or () if name not in SOURCES]:
+        raise InputError(f"unknown data set {unknown[0]!r}; known: {', '.join(SOURCES)}")
+    record = results / "study.json"
+    found = read_study(record)
+    if show:
+        table = Table("data", "model", "networks", "trained", "judged", box=SIMPLE)
+        for name, source in SOURCES.items():
+            library = read_library(results, name)
+            seconds = sum(each.seconds for each in library.about.networks.values()) if library else 0
+            total, left = len(planned(name, baselines)), len(missing(name, library, baselines))
+            grown = bool(to_judge(results, found, [name]))
+            judged = "no" if name not in found.libraries else "an older library" if grown else "yes"
+            table.add_row(name, source.model, f"{total - left} of {total}", _duration(seconds), judged)
+        cli.console.print(table)
+        return
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    failed = []
+    for name in names or ():
+        total = len(planned(name, baselines))
+        with cli.progress(name) as update:
+            done = total - len(missing(name, read_library(results, name), baselines))
+
+            def one_more(_: str, __: float) -> None:
+                nonlocal done
+                done += 1
+                update(done, total)  # noqa: B023
+
+            try:
+                still = extend(name, results, runs, baselines=baselines, deadline=deadline, on_network=one_more)
+                cli.say(f"{name}: {total - len(still)} of {total} networks")
+            except RunError as error:
+                failed.append(str(error))
+    for name in to_judge(results, found, names or list(SOURCES)):
+        library = read_library(results, name)
+        if library is None or not library.seeds:
+            continue
+        with cli.progress(f"judging {name}") as update:
+            found = judge(found, results, name, SOURCES[name], jobs=workers, on_progress=update)
+        write_study(record, found)
+    if not found.libraries:
+        raise InputError(f"no library with a complete baseline in {results}; csada study NAME trains one")
+    cli.show_files([record, *render(found, results)])
+    if failed:
+        raise RunError(failed[0])
+
+
 ResultsDir = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 
 

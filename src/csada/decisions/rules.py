@@ -147,9 +147,15 @@ def spare_accuracy(right: Floats, reference: Floats, needed: float) -> float:
 def affordable(decided: Decided, top: Labels, spare: float) -> tuple[float, ...]:
     """The strengths, the lowest first, that are expected to lose at most `spare` of the accuracy of the classes `top`."""
     p, rows = decided.probabilities, np.arange(len(top))
+    by_probability, by_cost = (replace(decided, strength=strength).chosen for strength in (0.0, 1.0))
+    moved = by_probability != by_cost  # criteria are linear in strength: the others are decided alike at all
+    settled = float((p[rows, top] - np.where(moved, 0.0, p[rows, by_cost])).sum())
+    moving = Decided(decided.likelihood[moved], p[moved], decided.expected_costs[moved], decided.unit)
+    rows = rows[: len(moving.probabilities)]
 
     def loss(strength: float) -> float:
-        return float((p[rows, top] - p[rows, replace(decided, strength=strength).chosen]).mean())
+        chosen = replace(moving, strength=strength).chosen
+        return (settled - float(moving.probabilities[rows, chosen].sum())) / len(top)
 
     return STRENGTHS[: bisect_right(STRENGTHS, spare + TIE, key=loss)]
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp, softmax
+from scipy.special import log_softmax, softmax
 
 from csada.costs import CostMatrix
 from csada.decisions.arrays import Floats, Labels, as_array, labelled
-from csada.decisions.calibration import FEWEST, choose_calibration, fit_temperature, stratified_folds
+from csada.decisions.calibration import FEWEST, choose_calibration, fit_temperature, remembered, stratified_folds
 from csada.decisions.curves import threshold_for_budget
 from csada.decisions.rules import (
     Abstention,
@@ -173,8 +173,9 @@ def viewed(library: Library, views: Sequence[str], temperatures: Mapping[str, fl
 
 def mixed(library: Mapping[str, Any], weights: Mapping[str, float]) -> Floats:
     """[N, K]: the logarithms of the members' averaged probabilities."""
-    logs = [math.log(weight) + log_softmax(as_array(library[name]), axis=1) for name, weight in weights.items()]
-    return np.asarray(logsumexp(logs, axis=0))
+    logs = np.stack([math.log(w) + log_softmax(as_array(library[name]), axis=1) for name, w in weights.items()])
+    most = logs.max(0)
+    return np.asarray(most + np.log(np.exp(logs - most).sum(0)))
 
 
 def choose(
@@ -215,11 +216,17 @@ def held_out(logits: Any, labels: Any, costs: CostMatrix, *, budget: float, refe
 
 
 def _tempered(logits: Floats, truth: Labels, folds: Labels) -> Floats:
-    """The logits at temperatures of the other folds: one step of Newton from the temperature of all samples.
+    """The logits at temperatures of the other folds."""
+    return np.asarray(logits * np.array(_betas(logits, truth))[folds, None])
+
+
+@remembered
+def _betas(logits: Floats, truth: Labels) -> tuple[float, ...]:
+    """1 / temperature for each of the stratified folds: one step of Newton from the temperature of all samples.
 
     Five searches of their own end within a thousandth of it and take five times as long.
     """
-    beta = 1 / fit_temperature(logits, truth)
+    beta, folds = 1 / fit_temperature(logits, truth), stratified_folds(truth)
     above = logits - logits[np.arange(len(truth)), truth, None]
     p = softmax(beta * above, axis=1)
     slope = (p * above).sum(1)
@@ -229,4 +236,4 @@ def _tempered(logits: Floats, truth: Labels, folds: Labels) -> Floats:
     for fold in range(len(betas)):
         others = folds != fold
         betas[fold] = beta - slope[others].sum() / max(bend[others].sum(), np.finfo(np.float64).tiny)
-    return np.asarray(logits * np.clip(betas, beta / 2, beta * 2)[folds, None])
+    return tuple(np.clip(betas, beta / 2, beta * 2).tolist())

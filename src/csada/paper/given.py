@@ -1,0 +1,239 @@
+"""The rows of the study: ways to decide from one given model and what was trained from it, each chosen on validation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csada.costs import CostMatrix
+from csada.decisions import CALIBRATIONS, MinimumExpectedCost, Mixture, Selection, choose, fit_temperature, select
+from csada.decisions.rules import STRENGTHS
+from csada.metrics import confusion_counts
+from csada.paper.library import GIVEN, MEMBERS, STUDENT, Library, Source
+from csada.paper.problems import problems
+
+AIMED = "aimed"  # the problems that networks were trained for
+ARGMAX, RULE, VIEWS, GENERIC, AUTO, SINGLE = (
+    "argmax",
+    "rule",
+    "rule, all views",
+    "generic",
+    "auto",
+    "auto --single",
+)
+ROWS = {
+    ARGMAX: "the given model, the most probable class",
+    RULE: "the given model under the decision rule",
+    VIEWS: "the same, averaged over all allowed views of a sample",
+    GENERIC: "given + restart + mixup averaged, all views, nothing selected, under the rule",
+    AUTO: "up to three members and the views chosen on validation, under the rule",
+    SINGLE: "one network distilled from given + restart + mixup, one view, under the rule",
+    "aimed": "given + restart + a mixup aimed at these costs, all views, under the rule",
+    "csada": "the given model after CSADA on these costs, the most probable class",
+    "csada + rule": "the same under the rule",
+    "adjusted_penalty": "after Adjusted Penalty, the most probable class",
+    "adjusted_penalty + rule": "the same under the rule",
+    "sosr": "after SOSR, the most probable class",
+    "sosr + rule": "the same under the rule",
+}
+
+
+Floats = NDArray[np.float64]
+Scores = Callable[[str], Floats]  # of "validation" or "test"
+
+
+class Row(NamedTuple):
+    """How a row decides."""
+
+    rule: MinimumExpectedCost
+    scores: Scores
+
+    def __call__(self, part: str) -> NDArray[np.int64]:
+        return np.asarray(self.rule(self.scores(part)))
+
+
+Decider = Callable[[CostMatrix, float], Row]  # budget in points of accuracy
+
+
+@dataclass(frozen=True)
+class Given:
+    """One baseline, and all that was trained from it."""
+
+    library: Library
+    seed: int
+    source: Source
+
+    def labels(self, part: str) -> NDArray[np.int64]:
+        return self.library.labels(self.seed, part)
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, dict[str, Floats]]]:
+        """Part -> network -> view -> logits."""
+        own = [n.removeprefix(f"{self.seed}/") for n in self.library.about.networks if n.startswith(f"{self.seed}/")]
+        return {p: {n: self.library.scores(self.seed, p, n) for n in own} for p in ("validation", "test")}
+
+    @cached_property
+    def temperatures(self) -> dict[str, float]:
+        truth = self.labels("validation")
+        return {n: fit_temperature(views["identity"], truth) for n, views in self.scores["validation"].items()}
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return tuple(self.scores["validation"][GIVEN])
+
+    @cached_property
+    def right(self) -> dict[str, Floats]:
+        """Part -> [N]: whether the given model is right by argmax."""
+        return {p: (self.top(p) == self.labels(p)).astype(np.float64) for p in self.scores}
+
+    def top(self, part: str) -> NDArray[np.int64]:
+        return np.asarray(self.scores[part][GIVEN]["identity"].argmax(1))
+
+    @cached_property
+    def problems(self) -> dict[str, dict[str, CostMatrix]]:
+        """Kind -> name -> costs; in AIMED those that networks were trained for."""
+        truth, k = self.labels("validation"), self.scores["validation"][GIVEN]["identity"].shape[1]
+        found = problems(confusion_counts(truth, self.top("validation"), k), self.source.group)
+        every = {name: costs for own in found.values() for name, costs in own.items()}
+        methods = {name: set(self.library.aimed(self.seed, name)) for name in every}
+        most = max(methods.values(), key=len)
+        aimed = {name: costs for name, costs in every.items() if methods[name] == most} if most else {}
+        return found | ({AIMED: aimed} if aimed else {})
+
+    def average(self, names: Sequence[str], views: Sequence[str] | None = None) -> Mixture:
+        """A fixed average, every network at its own temperature."""
+        selection = Selection({name: 1 / len(names) for name in names}, (), "fixed")
+        return Mixture(selection, {n: self.temperatures[n] for n in names}, tuple(views or self.views))
+
+    def mixed(self, mixture: Mixture) -> Scores:
+        return lambda part: mixture.scores(self.scores[part])
+
+    def select(self, costs: CostMatrix, budget: float, views: Sequence[str] | None = None) -> Mixture:
+        asked = costs.values.tobytes(), budget, views and tuple(views)
+        if asked not in self._chosen:
+            members, truth = {name: self.scores["validation"][name] for name in MEMBERS}, self.labels("validation")
+            self._chosen[asked] = select(members, truth, costs, budget=budget / 100, members=3, views=views)
+        return self._chosen[asked]
+
+    def ruled(self, scores: Scores) -> Decider:
+        """Under the rule as `choose` makes it, the budget counted from the given model."""
+
+        def made(costs: CostMatrix, budget: float) -> Row:
+            truth, right = self.labels("validation"), self.right["validation"]
+            decision = choose(scores("validation"), truth, costs, budget=budget / 100, reference=right)
+            return Row(decision.automatic(costs), scores)
+
+        return made
+
+    def calibrated(self, scores: Scores, calibration: str) -> Decider:
+        def made(costs: CostMatrix, budget: float) -> Row:
+            truth, right = self.labels("validation"), self.right["validation"]
+            within = MinimumExpectedCost.within_budget
+            found = within(scores("validation"), truth, costs, budget / 100, reference=right, calibration=calibration)
+            return Row(found, scores)
+
+        return made
+
+    def by_argmax(self, name: str) -> Decider:
+        scores = self._averages((name,), ("identity",))
+        return lambda costs, budget: Row(MinimumExpectedCost(costs, strength=0.0), scores)
+
+    def rows(self, problem: str) -> dict[str, Decider]:
+        """All but `argmax` and those that were trained for other problems."""
+
+        def chosen(costs: CostMatrix, budget: float) -> Row:
+            return self.ruled(remembered(self.mixed(self.select(costs, budget))))(costs, budget)
+
+        found = {RULE: self.fixed([GIVEN], ["identity"])}
+        if len(self.views) > 1:
+            found[VIEWS] = self.fixed([GIVEN])
+        found |= {GENERIC: self.fixed(MEMBERS[:3]), AUTO: chosen}
+        if STUDENT in self.temperatures:
+            found[SINGLE] = self.fixed([STUDENT], ["identity"])
+        for method, network in self.library.aimed(self.seed, problem).items():
+            if method == "mixup":
+                found["aimed"] = self.fixed([GIVEN, MEMBERS[1], network])
+                continue
+            found[method] = self.by_argmax(network)
+            found[f"{method} + rule"] = self.fixed([network], ["identity"])
+        return found
+
+    def fixed(self, names: Sequence[str], views: Sequence[str] | None = None) -> Decider:
+        return self.ruled(self._averages(tuple(names), tuple(views or self.views)))
+
+    def _averages(self, names: tuple[str, ...], views: tuple[str, ...]) -> Scores:
+        if (names, views) not in self._kept:
+            self._kept[names, views] = remembered(self.mixed(self.average(names, views)))
+        return self._kept[names, views]
+
+    @cached_property
+    def _chosen(self) -> dict[Any, Mixture]:
+        return {}
+
+    @cached_property
+    def _kept(self) -> dict[Any, Scores]:
+        return {}
+
+    @property
+    def ingredients(self) -> dict[str, Decider]:
+        given, restart, mixup, second = MEMBERS
+        sets = {
+            "given": [given],
+            "restart": [restart],
+            "mixup": [mixup],
+            "given + restart": [given, restart],
+            "given + mixup": [given, mixup],
+            "given + restart + mixup": [given, restart, mixup],
+            "given + two mixups": [given, mixup, second],
+            "all four": list(MEMBERS),
+            "student": [STUDENT],
+        }
+        found: dict[str, Decider] = {}
+        for name, members in sets.items():
+            if not set(members) <= set(self.temperatures):
+                continue
+            found[name] = self.fixed(members, ["identity"])
+            if len(self.views) > 1:
+                found[f"{name}, all views"] = self.fixed(members)
+
+        def one_view(costs: CostMatrix, budget: float) -> Row:
+            return self.ruled(remembered(self.mixed(self.select(costs, budget, ["identity"]))))(costs, budget)
+
+        generic = self._averages(MEMBERS[:3], self.views)
+
+        def full(costs: CostMatrix, budget: float) -> Row:
+            return Row(replace(self.fixed(MEMBERS[:3])(costs, budget).rule, strength=1.0), generic)
+
+        found |= {
+            "auto, one view": one_view,
+            "generic, full strength": full,
+            "generic, strength in hindsight": self.best,
+        }
+        for calibration in CALIBRATIONS:
+            found[f"generic, {calibration} scaling"] = self.calibrated(generic, calibration)
+        return found
+
+    def best(self, costs: CostMatrix, budget: float) -> Row:
+        """The generic average at the strength that is cheapest on test within the budget there: what no one can know."""
+        rule, scores = self.fixed(MEMBERS[:3])(costs, budget)
+        truth, needed = self.labels("test"), self.right["test"].mean() - budget / 100 - 1e-12
+        tried = [replace(rule, strength=strength) for strength in STRENGTHS[::3]]
+        decided = [each(scores("test")) for each in tried]
+        costs_of = [costs.values[truth, d].sum() if (d == truth).mean() >= needed else np.inf for d in decided]
+        return Row(tried[int(np.argmin(costs_of))], scores)
+
+
+def remembered(scores: Scores) -> Scores:
+    known: dict[str, Floats] = {}
+
+    def found(part: str) -> Floats:
+        if part not in known:
+            known[part] = scores(part)
+        return known[part]
+
+    return found

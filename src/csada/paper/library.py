@@ -1,0 +1,358 @@
+"""Libraries of networks: what every candidate says of validation and test, so that any choice among them can be judged later.
+
+From every baseline: a restart, two with mixup, and a student of the first three; and aimed at a cost problem a mixup and the
+methods that a user might fit instead. library-DATA.npz holds the logits by baseline, network, part and view, library-DATA.json
+how each network was trained. Both are written after every network; a training that was interrupted resumes from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from csada.classifier import Classifier
+from csada.costs import CostMatrix
+from csada.data import load
+from csada.data.augment import VIEWS
+from csada.data.splits import Splits, proportional
+from csada.errors import Diverged, InputError, RunError
+from csada.evaluation import predict_logits
+from csada.evidence import HELD_OUT, Environment
+from csada.files import whole
+from csada.methods.distillation import Distillation, Teacher
+from csada.models import create
+from csada.models.members import Member, as_network
+from csada.models.modes import best_precision, borrowed_threads, device_of
+from csada.paper import problems
+from csada.reading import build, plain, read_json, write_json
+from csada.training import Fitted, fit
+from csada.workflow.candidates import candidates, train_options
+from csada.workflow.fit import checkpoint
+from csada.workflow.runs import environment
+from csada.workflow.settings import kind_of, options_for, threads_for
+from csada.workflow.train import few_samples, train
+
+GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"), "student"
+CANDIDATES = {
+    "restart": "restart",
+    "mixup": "restart with mixup",
+    "mixup-2": "second restart with mixup",
+    "aimed": "restart with aimed mixup",
+}
+RIVALS = ("csada", "adjusted_penalty", "sosr")
+log = logging.getLogger("csada")
+
+ELSEWHERE = (
+    "the weights of baseline {seed} of {name} are not under {kept}: its library cannot grow here; train further baselines "
+    "(--baselines {more})"
+)
+SAME = 0.05  # logits of the same network, stored in half precision
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set of the study. group: the classes on one side of the block problems; targets: what networks are aimed at."""
+
+    title: str
+    model: str
+    baselines: int = 2
+    splits: bool = False  # every baseline has a split of its own
+    group: tuple[int, ...] | None = None
+    sides: str = ""
+    targets: tuple[str, ...] = ("pareto:0", "block:10:both")
+    aimed: int = 2  # of how many baselines networks are aimed at these
+    samples: int | None = None  # training samples, where not all are used
+    epochs: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self, name: str, seed: int) -> Splits:
+        seed = seed if self.splits else 0
+        if name in ("breast_cancer", "wine"):
+            from csada.paper.tabular import load as load_table
+
+            return load_table(name, seed)[0]
+        splits = load(name, seed=seed, **self.options)
+        if self.samples is None:
+            return splits
+        return replace(splits, train=splits.train.take(proportional(splits.train.y.numpy(), self.samples, seed)))
+
+
+LOW = tuple(range(5))
+SOURCES = {
+    "cifar10": Source("CIFAR-10", "resnet34", group=(0, 1, 8, 9), sides="vehicles and animals"),
+    "mnist": Source(
+        "MNIST", "cnn", group=LOW, sides="digits below 5 and the others", samples=2000, epochs=15, targets=()
+    ),
+    "digits": Source("digits", "cnn", 3, True, LOW, "digits below 5 and the others"),
+    "breast_cancer": Source("breast cancer", "mlp", 10, True, targets=("pareto:0",), aimed=10),
+    "wine": Source("wine", "mlp", 10, True, targets=("pareto:0",), aimed=10),
+    "pills": Source("drawn pill bottles", "resnet9", targets=("pareto:0",)),
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """How one was trained. costs: the problem that it was trained for; None where it was for none."""
+
+    method: str
+    options: dict[str, Any]
+    epochs: int
+    seconds: float
+    epoch_seconds: float
+    loss: float
+    accuracy: dict[str, float]
+    costs: str | None = None
+    start: str = "given"
+    environment: int = 0  # of About.environments
+
+
+@dataclass(frozen=True)
+class About:
+    data: str
+    samples: dict[str, int]
+    model: str
+    recipe: str | None
+    environments: tuple[Environment, ...]
+    networks: dict[str, Network]
+
+
+@dataclass(frozen=True)
+class Library:
+    """networks are named SEED/NAME, arrays SEED/NAME/PART/VIEW; labels PART_labels, or SEED/PART_labels and SEED/test_ids."""
+
+    about: About
+    arrays: Mapping[str, Array] = field(repr=False)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the baselines that have all members."""
+        names = self.about.networks
+        found = sorted({int(name.split("/")[0]) for name in names})
+        return [seed for seed in found if all(f"{seed}/{member}" in names for member in MEMBERS)]
+
+    def labels(self, seed: int, part: str) -> Array:
+        own = f"{seed}/{part}_labels"
+        return self.arrays[own if own in self.arrays else f"{part}_labels"].astype(np.int64)
+
+    def ids(self, seed: int) -> Array:
+        """Which test samples of two splits are the same."""
+        own = f"{seed}/test_ids"
+        return self.arrays[own] if own in self.arrays else np.arange(len(self.labels(seed, "test")), dtype=np.uint64)
+
+    def scores(self, seed: int, part: str, name: str) -> dict[str, NDArray[np.float64]]:
+        """View -> logits."""
+        start = f"{seed}/{name}/{part}/"
+        return {
+            key.removeprefix(start): each.astype(np.float64)
+            for key, each in self.arrays.items()
+            if key.startswith(start)
+        }
+
+    def aimed(self, seed: int, target: str) -> dict[str, str]:
+        """Method -> network that was trained for this problem."""
+        return {
+            each.method: name.removeprefix(f"{seed}/")
+            for name, each in self.about.networks.items()
+            if name.startswith(f"{seed}/") and each.costs == target
+        }
+
+
+def read_library(folder: Path, name: str) -> Library | None:
+    """None where there is none."""
+    path = folder / f"library-{name}.json"
+    if not path.exists():
+        return None
+    about = build(About, read_json(path, dict), str(path))
+    with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
+        arrays = {key: stored[key] for key in stored.files}
+    if lacking := [each for each in about.networks if not any(key.startswith(each + "/") for key in arrays)]:
+        raise InputError(f"{path.with_suffix('.npz')} lacks the scores of {lacking[0]}, which {path.name} names")
+    return Library(about, arrays)
+
+
+def write_library(folder: Path, name: str, library: Library) -> list[Path]:
+    """The arrays first: what the JSON file names is there."""
+    scores, about = folder / f"library-{name}.npz", folder / f"library-{name}.json"
+    with whole(scores) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **library.arrays)
+    return [scores, write_json(about, library.about)]
+
+
+def planned(name: str, baselines: int | None = None) -> list[str]:
+    """Every network of the study on this data set."""
+    source = SOURCES[name]
+    aimed = [f"{method}@{target}" for target in source.targets for method in ("aimed", *RIVALS)]
+    return [
+        f"{seed}/{each}"
+        for seed in range(baselines or source.baselines)
+        for each in (*MEMBERS, STUDENT, *(aimed if seed < max(source.aimed, baselines or 0) else ()))
+    ]
+
+
+def missing(name: str, library: Library | None, baselines: int | None = None) -> list[str]:
+    """What is planned and not there. A library may name an aimed network otherwise: its costs and its method tell."""
+    if library is None:
+        return planned(name, baselines)
+    known = set(library.about.networks)
+    for each, network in library.about.networks.items():
+        if network.costs is not None:
+            known.add(
+                f"{each.split('/')[0]}/{'aimed' if network.method == 'mixup' else network.method}@{network.costs}"
+            )
+    return [each for each in planned(name, baselines) if each not in known]
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def extend(
+    name: str,
+    results: Path,
+    runs: Path,
+    *,
+    baselines: int | None = None,
+    deadline: float | None = None,
+    on_network: Callable[[str, float], None] | None = None,
+) -> list[str]:
+    """Train what is missing, and store every network as soon as it is done; the names of those that are still missing.
+
+    deadline: of time.monotonic(); no network is begun after it.
+    """
+    source = SOURCES[name]
+    library = read_library(results, name)
+    left = missing(name, library, baselines)
+    for seed in sorted({int(each.split("/")[0]) for each in left}):
+        if deadline is not None and time.monotonic() >= deadline:
+            break
+        kept = runs / "study" / name / str(seed)
+        if library is not None and f"{seed}/{GIVEN}" in library.about.networks and not kept.exists():
+            raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=kept, more=len(library.seeds) + 2))
+        splits = source.load(name, seed)
+        if library is None:
+            library = Library(
+                About(splits.name, {p: len(part) for p, part in splits.parts.items()}, source.model, None, (), {}), {}
+            )
+        todo = [each.split("/", 1)[1] for each in left if each.startswith(f"{seed}/")]
+        for each, network, arrays in _trained(name, source, seed, splits, library, todo, kept, deadline):
+            library = _added(library, f"{seed}/{each}", network, arrays)
+            write_library(results, name, library)
+            if on_network is not None:
+                on_network(f"{seed}/{each}", network.seconds)
+    return missing(name, library, baselines)
+
+
+def _added(library: Library, name: str, network: Network, arrays: Mapping[str, Array]) -> Library:
+    about, here = library.about, environment()
+    if here not in about.environments:
+        about = replace(about, environments=(*about.environments, here))
+    network = replace(network, environment=about.environments.index(here))
+    return Library(replace(about, networks=about.networks | {name: network}), {**library.arrays, **arrays})
+
+
+def _trained(
+    name: str,
+    source: Source,
+    seed: int,
+    splits: Splits,
+    library: Library,
+    todo: list[str],
+    kept: Path,
+    deadline: float | None,
+) -> Iterator[tuple[str, Network, dict[str, Array]]]:
+    """The networks of one baseline, in the order of the plan; those that others need are read from their checkpoints."""
+    classifier = train(splits, source.model, seed=seed, epochs=source.epochs, checkpoints=kept)
+    views = tuple(view for view in classifier.allowed_views if view in VIEWS)
+    arrays: dict[str, Array] = {f"{part}_labels": splits.parts[part].y.numpy().astype(np.uint8) for part in HELD_OUT}
+    if source.splits:
+        arrays = {f"{seed}/{key}": value for key, value in arrays.items()} | {f"{seed}/test_ids": splits.test.ids}
+
+    def told(each: str, model: nn.Module, lines: list[Any], method: str, options: Any, **more: Any) -> Any:
+        scores, accuracy = _scores(model, splits, views)
+        network = Network(
+            method,
+            plain({key: value for key, value in options.items() if key != "confusion"}),
+            len(lines),
+            round(sum(line["seconds"] for line in lines), 2),
+            round(median(line["seconds"] for line in lines), 4),
+            float(lines[-1]["loss"]),
+            accuracy,
+            **more,
+        )
+        return each, network, arrays | {f"{seed}/{each}/{key}": value for key, value in scores.items()}
+
+    training = classifier.training
+    assert training is not None
+    given = told(GIVEN, classifier.network, [vars(line) for line in training.history], "cross_entropy", {"seed": seed})
+    if GIVEN in todo:
+        yield given
+    else:
+        known = library.arrays[f"{seed}/{GIVEN}/test/identity"].astype(np.float64)
+        if np.abs(known - given[2][f"{seed}/{GIVEN}/test/identity"]).max() > SAME * max(np.abs(known).max(), 1):
+            raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=kept, more=len(library.seeds) + 2))
+    members: dict[str, nn.Module] = {GIVEN: classifier.network}
+    teachers = MEMBERS[1:3] if STUDENT in todo else ()
+    for each in dict.fromkeys((*teachers, *(each for each in todo if each != GIVEN))):
+        if deadline is not None and time.monotonic() >= deadline:
+            return
+        try:
+            fitted, method, options, more = _one(classifier, splits, source, each, members, kept)
+        except Diverged as error:
+            log.warning("%s/%s on %s is left out: %s", seed, each, name, error)
+            continue
+        members[each] = fitted.model
+        if each in todo:
+            yield told(each, fitted.model, fitted.history, method, options, **more)
+
+
+def _one(
+    classifier: Classifier, splits: Splits, source: Source, each: str, members: Mapping[str, nn.Module], kept: Path
+) -> tuple[Fitted, str, Any, dict[str, Any]]:
+    """The network of that name, its method, its options, and what else is to be recorded."""
+    what, _, target = each.partition("@")
+    k, kind, given = len(splits.classes), kind_of(source.model, splits.shape), classifier.members[0]
+    costs = problems.costs(target, k, source.group) if target else CostMatrix.uniform(k)
+    options: dict[str, Any] = {"seed": 10, "precision": best_precision(device_of(given.model))}
+    net, method, more = given.model, what, {"costs": target or None}
+    shown: dict[str, Any] = {}
+    if what in CANDIDATES:
+        found = {each.name.replace("fresh", "restart"): each for each in candidates(classifier, splits, costs)}
+        candidate = found[CANDIDATES[what]]
+        options, method, more["start"] = options | candidate.options, candidate.method, candidate.start
+        if candidate.start == "fresh":
+            net = create(source.model, k, seed=options["seed"], **given.arguments).to(device_of(net))
+    elif what == STUDENT:
+        method, options = "distillation", options | train_options(classifier, splits, kind, "given")
+        shown = {"teachers": MEMBERS[:3], "views": list(classifier.allowed_views)}
+    else:
+        options |= few_samples(options_for(what, kind), len(splits.train))
+    trained: Any = method
+    if what == STUDENT:
+        trained = Distillation(
+            costs, Teacher(as_network([Member(members[name]) for name in MEMBERS[:3]], classifier.allowed_views))
+        )
+    folder = kept / checkpoint(classifier, splits, costs, method, options | shown | more)
+    with borrowed_threads(threads_for(splits.shape)):
+        return fit(net, splits, trained, costs, checkpoint=folder, **options), method, options | shown, more
+
+
+def _scores(model: nn.Module, splits: Splits, views: tuple[str, ...]) -> tuple[dict[str, Array], dict[str, float]]:
+    scores, accuracy = {}, {}
+    for part in HELD_OUT:
+        own = splits.parts[part]
+        for view in views:
+            seen = replace(own, x=VIEWS[view](own.x)) if view != "identity" else own  # type: ignore[index]
+            found = predict_logits(model, seen)
+            scores[f"{part}/{view}"] = found.logits.numpy().astype(np.float16)
+            accuracy[f"{part} {view}"] = float((found.logits.argmax(1) == found.labels).float().mean())
+    return scores, accuracy

@@ -44,7 +44,7 @@ def test_the_saved_model_is_the_cheapest_row_of_its_own_evidence(better, digits,
     assert evidence.validation[evidence.chosen].mean_cost == cheapest(evidence)
     assert evidence.admissions[0].name == "given" and evidence.method == "auto"
     assert len(better.members) == len({each.name for each in evidence.admissions}) > 1
-    costs = [each.cost_per_100 for each in evidence.admissions]
+    costs = [each.mean_cost for each in evidence.admissions]
     assert costs == sorted(costs, reverse=True)  # every member bought something
     again = Classifier.load(better.save(tmp_path / "model"))
     assert (again.predict(digits.test.x) == evidence.decided(evidence.chosen)).all()

@@ -116,9 +116,9 @@ def test_what_is_saved_decides_as_the_row_that_validation_chose(weak, splits, tm
     assert (saved.predict(test.x) == evidence.decided(row)).all()
     judged = json.loads(inside("evaluate", tmp_path / "out", "digits", "--json", *few).stdout)
     assert judged["confusion"] == evidence.test[row].confusion.tolist()
-    assert judged["cost_per_100"] == told["rows"][row]["test"]["cost_per_100"]
-    cheapest = min(told["rows"][each]["validation"]["cost_per_100"] for each in told["rows"])
-    assert told["rows"][row]["validation"]["cost_per_100"] == cheapest
+    assert judged["mean_cost"] == told["rows"][row]["test"]["mean_cost"]
+    cheapest = min(told["rows"][each]["validation"]["mean_cost"] for each in told["rows"])
+    assert told["rows"][row]["validation"]["mean_cost"] == cheapest
 
 
 def test_the_budget_counts_from_the_given_model_by_argmax(weak, splits):
@@ -175,7 +175,7 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_happened(base, fitte
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
     assert set(told) == {"folder", "rows", "chosen", "verdict", "options", "members"}
-    assert set(told["rows"]["after"]["test"]) == {"samples", "accuracy", "cost_per_100", "interval", "coverage"}
+    assert set(told["rows"]["after"]["test"]) == {"samples", "accuracy", "mean_cost", "interval", "coverage"}
     saved, whole = (csada.Classifier.load(each) for each in (out, fitted[0]))
     assert saved.evidence.arrays.keys() == whole.evidence.arrays.keys()
     for name, array in whole.evidence.arrays.items():

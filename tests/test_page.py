@@ -368,7 +368,7 @@ def test_the_command_writes_the_page_of_a_saved_classifier(tmp_path):
     told = json.loads(ran.stdout)
     assert told["verdict"] == verdict(EVIDENCE) and told["chosen"] == EVIDENCE.chosen
     for name, e in EVIDENCE.test.items():
-        assert told["rows"][name]["test"]["cost_per_100"] == pytest.approx(100 * e.mean_cost)
+        assert told["rows"][name]["test"]["mean_cost"] == pytest.approx(e.mean_cost)
     assert Path(told["report"]).read_text(encoding="utf-8") == page(EVIDENCE, "model")  # no path of this machine
     (folder / "model.safetensors").unlink()
     assert program("report", folder).returncode == 0  # the network is not needed

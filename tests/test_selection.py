@@ -45,14 +45,14 @@ TRUE, LABELS, LIBRARY = candidates()
 def test_an_oracle_is_admitted_and_weighs_most():
     found = greedy(LIBRARY | {"oracle": 10 * np.eye(K)[LABELS]}, LABELS, COSTS)
     assert found.steps[1].name == "oracle" and found.weights["oracle"] >= 0.5
-    assert found.steps[-1].cost_per_100 < 0.2 * found.steps[0].cost_per_100
+    assert found.steps[-1].mean_cost < 0.2 * found.steps[0].mean_cost
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_not_admitted_and_every_admission_lowers_the_cost(seed):
     _, labels, library = candidates(seed)
     found = greedy(library, labels, COSTS)
-    cost = [step.cost_per_100 for step in found.steps]
+    cost = [step.mean_cost for step in found.steps]
     assert "noise" not in found.weights and next(iter(found.weights)) == found.steps[0].name == "model 0"
     assert len(found.weights) > 1 and all(np.diff(cost) < 0)
     assert sum(found.weights.values()) == pytest.approx(1)
@@ -93,7 +93,7 @@ def test_relabelling_classes_changes_nothing():
     )
     assert renamed.weights == found.weights and len(found.weights) > 1
     for a, b in zip(renamed.steps, found.steps, strict=True):
-        assert a.cost_per_100 == pytest.approx(b.cost_per_100) and a.accuracy == pytest.approx(b.accuracy)
+        assert a.mean_cost == pytest.approx(b.mean_cost) and a.accuracy == pytest.approx(b.accuracy)
 
 
 def test_a_duplicate_changes_nothing():

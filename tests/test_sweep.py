@@ -168,7 +168,7 @@ def test_a_record_holds_what_tables_and_figures_need(small):
         rule = csada.MinimumExpectedCost(costs, result["rule"]["temperature"])
         again = csada.metrics.confusion_counts(stored["test_labels"], rule(stored["test"].astype(float)), 10)
         assert np.abs(again - result["rule"]["test"]).sum() <= 4  # float16 may move a sample that stood on the edge
-        last = csada.metrics.weighted_error_rate(np.array(result["test"]), costs)
+        last = csada.metrics.mean_cost(np.array(result["test"]), costs)
         assert [line["epoch"] for line in run["history"]] == [1, 2] and run["history"][-1]["test_wer"] == last
         assert run["environment"]["csada"] == csada.__version__
     baseline = found["baselines"][0]["result"]

@@ -92,7 +92,7 @@ def test_the_search_saves_what_it_tells_and_its_command_makes_that_model_again(s
     assert saved.evidence.trials == len(found.trials) == 6 and told["verdict"] == verdict(saved.evidence)
     for part in ("validation", "test"):
         again = saved.evaluate(splits, part=part)
-        assert told["rows"][told["chosen"]][part]["cost_per_100"] == 100 * again.mean_cost
+        assert told["rows"][told["chosen"]][part]["mean_cost"] == again.mean_cost
     within = [trial.validation.rule for trial in found.trials if trial.validation and trial.validation.rule]
     assert saved.evidence.validation["after + rule"].mean_cost == min(point.mean_cost for point in within)
     steps = found.trials[found.leader].history

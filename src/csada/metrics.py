@@ -28,9 +28,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def named(self, unit: float = 1.0, level: float = 0.95) -> dict[str, float]:
-        """As JSON says it. unit: 100 for a cost per 100 predictions."""
-        return {"low": unit * self.low, "high": unit * self.high, "level": level, "sides": 2}
+    def named(self, level: float = 0.95) -> dict[str, float]:
+        """As JSON says it."""
+        return {"low": self.low, "high": self.high, "level": level, "sides": 2}
 
 
 def confusion_counts(truth: ArrayLike, predicted: ArrayLike, n: int) -> Counts:
@@ -81,9 +81,6 @@ def total_cost(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
 def mean_cost(confusion: NDArray[np.integer], costs: CostMatrix) -> float:
     """The mean cost of a prediction; with unit costs it is the error rate, without predictions 0."""
     return total_cost(confusion, costs) / max(int(confusion.sum()), 1)
-
-
-weighted_error_rate = mean_cost  # the paper's name
 
 
 def pairwise_error_rates(confusion: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -146,7 +143,7 @@ STATISTICS = ("accuracy", "mean_cost", "total_cost")
 
 
 def check_statistic(statistic: str) -> None:
-    if statistic not in (*STATISTICS, "weighted_error_rate"):
+    if statistic not in STATISTICS:
         raise InputError(f"no interval for {statistic!r}; known: {', '.join(STATISTICS)}")
 
 
@@ -259,11 +256,6 @@ class Evaluation:
     def mean_cost(self) -> float:
         """Of a case, whether decided or referred."""
         return self.total_cost / max(self.samples, 1)
-
-    @property
-    def weighted_error_rate(self) -> float:
-        """The paper's name of the mean cost."""
-        return self.mean_cost
 
     @property
     def pairwise_error_rates(self) -> NDArray[np.float64]:

@@ -115,7 +115,7 @@ def show_members(evidence: Evidence) -> None:
     """What each member of the average bought, on validation samples that fitted nothing."""
     if evidence.admissions:
         rows: list[tuple[str, ...]] = [
-            (each.name, f"{each.cost_per_100:.2f}", f"{100 * each.accuracy:.2f}") for each in evidence.admissions
+            (each.name, f"{100 * each.mean_cost:.2f}", f"{100 * each.accuracy:.2f}") for each in evidence.admissions
         ]
         show_table(("cost with it", "accuracy with it"), rows)
         say("Networks in the order in which validation added them to the average; one that comes twice counts twice.")
@@ -123,7 +123,7 @@ def show_members(evidence: Evidence) -> None:
 
 def numbers(e: Evaluation) -> dict[str, Any]:
     """An evaluation as plain values."""
-    cost = {"cost_per_100": 100 * e.mean_cost, "interval": e.interval("mean_cost").named(100)}
+    cost = {"mean_cost": e.mean_cost, "interval": e.interval("mean_cost").named()}
     return {"samples": e.samples, "accuracy": e.accuracy, **cost, "coverage": e.coverage}
 
 

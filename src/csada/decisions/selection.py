@@ -43,7 +43,7 @@ class Admission:
     """What the mixture costs and how often it is right with this member, on validation samples that fitted nothing."""
 
     name: str
-    cost_per_100: float
+    mean_cost: float
     accuracy: float
 
 
@@ -92,7 +92,7 @@ def greedy(
         return (1 - EXPECTED) * paid + EXPECTED * decided.cost, float((decided.chosen == truth).mean())
 
     def row(name: str, cost: Floats, accuracy: float) -> Admission:
-        return Admission(name, 100 * float(cost.mean()), accuracy)
+        return Admission(name, float(cost.mean()), accuracy)
 
     mixture, admitted = p[given], [given]
     cost, accuracy = judged(mixture)
@@ -160,7 +160,7 @@ def select(
     if views is not None:
         return tried(views)
     sets = [(first,)] + ([(first, *others)] if others and len(reference) >= FEWEST else [])
-    return min(map(tried, sets), key=lambda mixture: mixture.selection.steps[-1].cost_per_100)
+    return min(map(tried, sets), key=lambda mixture: mixture.selection.steps[-1].mean_cost)
 
 
 def viewed(library: Library, views: Sequence[str], temperatures: Mapping[str, float]) -> dict[str, Floats]:

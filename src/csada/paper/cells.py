@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from csada.costs import CostMatrix, Pair
 from csada.errors import InputError
-from csada.metrics import Counts, accuracy, pairwise_error_rates, weighted_error_rate
+from csada.metrics import Counts, accuracy, mean_cost, pairwise_error_rates
 from csada.paper.published import PrintedRow
 from csada.paper.record import Result
 from csada.paper.tables import Value
@@ -49,7 +49,7 @@ ACCURACY = Measure("Accuracy (%)", lambda counts: 100 * accuracy(counts), "point
 
 
 def wer(costs: CostMatrix) -> Measure:
-    return Measure("WER (%)", lambda counts: 100 * weighted_error_rate(counts, costs))
+    return Measure("WER (%)", lambda counts: 100 * mean_cost(counts, costs))
 
 
 def pair_error(pair: Pair, label: str = "") -> Measure:

@@ -189,7 +189,9 @@ def test_the_page_on_methods_names_them_all():
 
 @pytest.mark.parametrize("page", ["../README.md", "index.md", "choosing-a-method.md"])
 def test_measured_numbers_stand_in_the_reproduction(page):
-    measured = (DOCS / "reproduction.md").read_text() + "".join(p.read_text() for p in ROOT.glob("results/*.md"))
+    measured = "".join((DOCS / name).read_text() for name in ("reproduction.md", "study.md")) + "".join(
+        p.read_text() for p in ROOT.glob("results/*.md")
+    )
     shown = re.sub(
         r"```.*?```", "", text(page).split("## What the evidence says")[-1].split("## Your own")[0], flags=re.DOTALL
     )

@@ -72,7 +72,7 @@ def steps(page):
 def few_epochs(project):
     """As the page advises for a first try."""
     text = re.sub(r"^epochs = \d+", "epochs = 1", project.read_text(), flags=re.MULTILINE)
-    text = text.replace("[fit]", "[fit]\nepochs = 1\n#").replace(
+    text = text.replace("[fit]  #", "[fit]\nepochs = 1\n#").replace(
         "[tune]", "[compare]\nepochs = 1\nbaseline_epochs = 1\n\n[tune]\nepochs = 1"
     )
     project.write_text(text)

@@ -392,7 +392,7 @@ def test_bad_input_is_named(change, message):
 def test_a_model_on_a_device_without_double_precision_is_refused_in_one_line():
     """A GPU of Apple's (mps) is one; `meta` stands in for it, which every machine has."""
     with pytest.raises(
-        csada.InputError, match=r"lies on meta; fit trains on a CPU or a CUDA GPU: give model\.to\('cpu'\)"
+        csada.InputError, match=r"is on meta; fit trains on a CPU or a CUDA GPU: give model\.to\('cpu'\)"
     ):
         csada.fit(nn.Linear(4, 3, device="meta"), (torch.zeros(6, 4), torch.arange(6) % 3), "cross_entropy")
 

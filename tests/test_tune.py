@@ -90,11 +90,10 @@ def test_the_search_saves_what_it_tells_and_its_command_makes_that_model_again(s
     assert told | plain(found) == told and found.leader is not None and found.budget == 2
     assert told["chosen"] == saved.evidence.chosen and saved.evidence.chosen.startswith("after")
     assert saved.evidence.trials == len(found.trials) == 6 and told["verdict"] == verdict(saved.evidence)
-    for part in ("validation", "test"):
-        again = saved.evaluate(splits, part=part)
-        assert told["rows"][told["chosen"]][part]["mean_cost"] == again.mean_cost
+    assert told["rows"][told["chosen"]]["test"]["mean_cost"] == saved.evaluate(splits).mean_cost
     within = [trial.validation.rule for trial in found.trials if trial.validation and trial.validation.rule]
-    assert saved.evidence.validation["after + rule"].mean_cost == min(point.mean_cost for point in within)
+    assert saved.evidence.chosen == "after + rule"
+    assert saved.evaluate(splits, part="validation").mean_cost == min(point.mean_cost for point in within)
     steps = found.trials[found.leader].history
     assert [line.epoch for line in saved.evidence.history] == [step.epoch for step in steps]
 
@@ -121,7 +120,7 @@ def test_hopeless_trials_are_given_up_and_then_nothing_is_trained(start, splits,
     assert state in states and "finished" in states and len(states) == 10
     given_up = [trial for trial in found.trials if trial.state == "pruned"]
     assert all(trial.history[-1].epoch < 2 and trial.validation is None for trial in given_up)
-    assert found.leader is None and better.evidence.chosen == "before" and found.chosen["epochs"] == 0
+    assert found.leader is None and better.evidence.chosen.startswith("before") and found.chosen["epochs"] == 0
     same_weights(start, csada.Classifier.load(tmp_path / "model"))
 
 

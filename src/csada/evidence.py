@@ -139,7 +139,8 @@ class Evidence:
                 self._array(f"{side}_{part}", "f", (len(labels), k))
                 if part == "validation" and f"{side}_held_out" in self.arrays:
                     found = self._array(f"{side}_held_out", "i", (len(labels),))
-                    numbers.append(found[found != REFER])
+                    refers = self.rules[side].referral_cost is not None
+                    numbers.append(found[found != REFER] if refers else found)
         self._array("costs", "f", (k, k))
         for rule in self.rules.values():
             rule.rule(self.costs)  # refuses what does not fit the classes

@@ -48,7 +48,7 @@ PANELS = {  # of csada --help, with the commands in the order in which a user ne
         "predict",
         "export",
     ),
-    "The paper and its experiments": ("demo", "toy", "tabular", "reproduce", "tables", "figures"),
+    "The paper and its experiments": ("demo", "toy", "tabular", "reproduce", "study", "tables", "figures"),
 }
 
 

@@ -16,7 +16,7 @@ from test_cli import csada as program
 
 import csada
 from csada.cli.evaluate import report
-from csada.decisions import Decision, Scaling
+from csada.decisions import Admission, Decision, Scaling
 from csada.evidence import ROWS
 from csada.report import charts
 from csada.report.card import card, verdict
@@ -76,10 +76,16 @@ def seen(text):
 REFERS = Decision(0.35, strength=0.5, referral_cost=0.3)
 
 
+MEMBERS = (Admission("given", 0.3, 0.9), Admission("restart", 0.2, 0.91))
+
+
+@pytest.mark.parametrize("members", [(), MEMBERS], ids=["one method", "members"])
 @pytest.mark.parametrize("rule", [RULE, REFERS], ids=["decides", "refers"])
 @pytest.mark.parametrize(("row", "sides"), [*((row, 2) for row in ROWS), ("before", 1), ("before + rule", 1)])
-def test_page_card_and_verdict_agree(row, sides, rule):
+def test_page_card_and_verdict_agree(row, sides, rule, members):
     evidence = made_evidence(row, rules=dict.fromkeys(("before", "after")[:sides], rule))
+    if members:
+        evidence = replace(evidence, method="auto", admissions=members)
     told, shown, text = verdict(evidence), page(evidence), card(evidence, "8 x 8 pixels")
     assert told in text and re.search(r'class="lead verdict">(.*?)</p>', shown)[1].count("<strong>") == 1
     assert seen(re.search(r'class="lead verdict">(.*?)</p>', shown)[1]) == told
@@ -93,6 +99,7 @@ def test_page_card_and_verdict_agree(row, sides, rule):
     assert f"{100 * evidence.test[row].mean_cost:.2f}</span>" in first and ("→" in first) == (row != "before")
     part = f"on the {100 * evidence.test[row].coverage:.1f} % of cases that it decides itself"
     assert (part in told) == (rule is REFERS and "rule" in row)
+    assert ("What each network added" in shown) == bool(members)
 
 
 def test_the_page_shows_what_the_logits_say(opened):

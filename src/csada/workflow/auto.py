@@ -89,10 +89,12 @@ def auto(
             yield each.name, member
 
     with borrowed_threads(threads_for(splits.shape)):
-        library = {"given": classifier.start} | dict(trained(tried))
+        library = {"given": replace(classifier.start, temperature=1.0, weight=1.0)} | dict(trained(tried))
+        seen_as = tuple(dict.fromkeys(("identity", *shown)))  # the budget is counted from the samples as they are
         scores = {
             name: {
-                view: predict_logits(as_network((member,), (view,)), splits, part="validation").logits for view in shown
+                view: predict_logits(as_network((member,), (view,)), splits, part="validation").logits
+                for view in seen_as
             }
             for name, member in library.items()
         }
@@ -101,7 +103,7 @@ def auto(
         )
         weights, temperatures = chosen.selection.weights, chosen.temperatures
         averaged = tuple(replace(library[n], weight=w, temperature=temperatures[n]) for n, w in weights.items())
-        known = np.union1d(classifier.trained_on, splits.train.ids)
+        known = np.union1d(classifier.trained_on, splits.train.ids) if history else classifier.trained_on
         after = replace(classifier, members=averaged, views=chosen.views, trained_on=known, evidence=None)
         several = len(averaged) * len(after.views) > 1
         if learner is not None and several:

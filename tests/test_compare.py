@@ -85,7 +85,7 @@ def test_the_rule_is_that_of_fit_and_keeps_to_the_budget():
     """Counted from the baseline by argmax on validation, also for csada; without a limit it is the whole rule."""
 
     def found(budget):
-        options = {"seeds": 1, "epochs": 1, "baseline_epochs": 3, "scale": 0.3, "budget": budget}
+        options = {"seeds": 1, "epochs": 1, "baseline_epochs": 2, "scale": 0.3, "budget": budget}
         return {run.row: run for run in compare("digits", "pareto:1", "csada", **options).runs}
 
     limits = {budget: found(budget) for budget in (0.0, 2.0, 100.0)}
@@ -95,11 +95,8 @@ def test_the_rule_is_that_of_fit_and_keeps_to_the_budget():
             needed = right["baseline"] - budget / 100 * np.sum(runs[row].confusion["validation"])
             assert right[row] >= min(needed, right[row.removesuffix(" + rule")])  # argmax where that has less itself
         assert all(runs[row].temperature > 0 for runs in limits.values())
-    assert (
-        limits[0.0]["csada + rule"].strength
-        <= limits[2.0]["csada + rule"].strength
-        <= limits[100.0]["csada + rule"].strength
-    )
+    for row in ("baseline + rule", "csada + rule"):
+        assert limits[0.0][row].strength < limits[100.0][row].strength
 
 
 SHORT = {"seeds": 2, "epochs": 2, "baseline_epochs": 3, "scale": 0.2}

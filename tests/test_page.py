@@ -102,6 +102,14 @@ def test_page_card_and_verdict_agree(row, sides, rule, members):
     assert ("What each network added" in shown) == bool(members)
 
 
+@pytest.mark.parametrize(("costs", "row"), [(None, "before + rule"), (1 - np.eye(10), "before")])
+def test_of_rows_that_decide_alike_the_rule_is_chosen_unless_all_mistakes_cost_the_same(costs, row):
+    alike = Decision(0.35, strength=1e-12)
+    evidence = made_evidence(rules={"before": alike, "after": alike}, sure=(4.0, 2.5), costs=costs)
+    assert evidence.validation["before"].mean_cost == evidence.validation["before + rule"].mean_cost
+    assert evidence.cheapest() == row
+
+
 def test_the_page_shows_what_the_logits_say(opened):
     shown = opened.locator("#results tbody tr").all()
     for row, (name, e) in zip(shown, EVIDENCE.test.items(), strict=True):

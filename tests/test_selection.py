@@ -13,11 +13,14 @@ from csada.decisions import (
     CALIBRATIONS,
     Abstention,
     MinimumExpectedCost,
+    Mixture,
+    Selection,
     argmax,
     choose,
     choose_calibration,
     cross_fitted,
     greedy,
+    held_out,
     mixed,
 )
 from csada.decisions.calibration import PULL, fit_scaling, stratified_folds
@@ -25,6 +28,7 @@ from csada.decisions.rules import STRENGTHS, affordable, by_scores
 from csada.decisions.selection import _tempered
 from csada.errors import InputError
 from csada.metrics import REFER, Evaluation
+from csada.models.members import averaged
 
 K, N = 4, 400
 COSTS = CostMatrix.pareto(K, seed=3)
@@ -167,3 +171,26 @@ def test_what_is_remembered_of_some_scores_is_not_taken_for_others():
     other = np.roll(LABELS, 1)
     found = [fit_scaling(s, y, kind) for s, y in ((TRUE, LABELS), (skewed, LABELS), (TRUE, other)) for kind in PULL]
     assert len(set(found)) == 6 and fit_scaling(TRUE, LABELS, calibration="vector") == found[0]
+
+
+def test_no_sample_takes_part_in_the_choice_of_its_own_decision():
+    logits, right = LIBRARY["model 0"], (LIBRARY["model 1"].argmax(1) == LABELS).astype(float)
+    found = held_out(logits, LABELS, COSTS, budget=0.01, reference=right, refer=0.1)
+    kind, folds, differs = choose_calibration(logits, LABELS), stratified_folds(LABELS), 0
+    everything = choose(logits, LABELS, COSTS, budget=0.01, reference=right, refer=0.1, calibration=kind).rule(COSTS)
+    for fold in range(folds.max() + 1):
+        out, others = folds == fold, folds != fold
+        known = {"reference": right[others], "refer": 0.1, "calibration": kind}
+        rule = choose(logits[others], LABELS[others], COSTS, budget=0.01, **known).rule(COSTS)
+        assert np.array_equal(found[out], rule(logits[out]))
+        differs += int((found[out] != everything(logits[out])).sum())
+    assert differs > 0  # what they chose for themselves is something else
+
+
+def test_stored_scores_are_averaged_as_a_classifier_averages_its_networks():
+    draw = np.random.default_rng(0)
+    library = {name: {view: draw.normal(0, 3, (20, 4)) for view in ("identity", "mirror")} for name in "ab"}
+    weights, temperatures = {"a": 0.75, "b": 0.25}, {"a": 0.5, "b": 2.0}
+    found = Mixture(Selection(weights, (), ""), temperatures, ("identity", "mirror")).scores(library)
+    told = [(library[n][view], temperatures[n], weights[n]) for n in "ab" for view in ("identity", "mirror")]
+    np.testing.assert_allclose(found, averaged(told), atol=1e-12)

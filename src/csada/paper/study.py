@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from csada.costs import CostMatrix
 from csada.decisions.rules import STRENGTHS, mean_cost
 from csada.errors import InputError
-from csada.paper.given import AIMED, ARGMAX, AUTO, GENERIC, RULE, Given
 from csada.paper.library import MEMBERS, Source, read_library
 from csada.paper.problems import KINDS
+from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, RULE, Given
 from csada.reading import build, read_json, sha256, write_json
 
 BUDGETS = (0.0, 0.25, 0.5, 1.0)  # points of accuracy

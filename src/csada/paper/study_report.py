@@ -11,11 +11,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from csada.metrics import accuracy, total_cost
-from csada.paper.given import AIMED, ARGMAX, AUTO, GENERIC, ROWS, RULE, SINGLE, VIEWS
 from csada.paper.library import MEMBERS, SOURCES
 from csada.paper.problems import KINDS, costs
 from csada.paper.record import parse
 from csada.paper.study import ALLOWED, BUDGETS, CURVES, EVERY, SHOWN, Difference, Line, Study
+from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, ROWS, RULE, SINGLE, VIEWS
 from csada.paper.tables import Cell, Table, Value, write
 from csada.reading import read_json
 from csada.report.style import BLUE, DARK, GREEN, GREY, METHOD_COLOURS, RED, STYLE, save

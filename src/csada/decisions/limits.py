@@ -1,0 +1,172 @@
+"""Limits: what must not happen more often than stated, written down before the data are looked at.
+
+Each one bounds a share of cases, at a confidence:
+
+    pair            of the cases of class `truth`: decided as `predicted`                          at_most
+    recall          of the cases of a class: not decided as another class                          at_least
+    precision       of the cases decided as a class: really of that class                          at_least
+    referred        of all cases: left to a person                                                 at_most
+    accuracy_lost   of all cases: right by the given model's most probable class and decided
+                    wrong now, less the reverse                                                     at_most
+
+A referred case is never a mistake, so referring everything keeps every limit but the one on the referred share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from csada.costs import did_you_mean
+from csada.decisions.arrays import Floats, Labels
+from csada.errors import InputError
+from csada.metrics import REFER
+from csada.reading import build, read_toml
+
+
+@dataclass(frozen=True)
+class AtMost:
+    at_most: float
+    confidence: float | None = None  # None: the one of all limits
+
+    def __post_init__(self) -> None:
+        _check("at_most", self.at_most, self.confidence)
+
+    @property
+    def most(self) -> float:
+        return self.at_most
+
+
+@dataclass(frozen=True)
+class Pair:
+    truth: str
+    predicted: str
+    at_most: float
+    confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("at_most", self.at_most, self.confidence)
+        if self.truth == self.predicted:
+            raise InputError(f"{self.truth!r} as itself is no mistake; name two classes")
+
+    @property
+    def most(self) -> float:
+        return self.at_most
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Of a class. In a file the class is the key `class`."""
+
+    name: str
+    at_least: float
+    confidence: float | None = None
+
+    FORMER: ClassVar = {"class": "name"}
+
+    def __post_init__(self) -> None:
+        _check("at_least", self.at_least, self.confidence)
+
+    @property
+    def most(self) -> float:
+        return 1 - self.at_least
+
+
+def _check(key: str, share: float, confidence: float | None) -> None:
+    if not 0 <= share <= 1:
+        raise InputError(f"{key} is {share:g}; give a share from 0 to 1, such as 0.002 for one in 500")
+    if confidence is not None and not 0.5 <= confidence < 1:
+        raise InputError(f"confidence is {confidence:g}; no sample is proof: give 0.5 or more and less than 1")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit for known classes, by their numbers. `most`: the largest share of bad cases that keeps it."""
+
+    name: str
+    kind: str
+    most: float
+    confidence: float
+    truth: int | None = None
+    predicted: int | None = None
+
+    def bad(self, truth: Labels, predicted: Labels, before: Labels | None = None) -> Floats:
+        """[n]: of the cases that the limit is about, 1 for a bad one and 0 for others; -1 for accuracy that was gained.
+
+        before: the given model's most probable classes, for accuracy_lost.
+        """
+        if self.kind == "referred":
+            return (predicted == REFER).astype(np.float64)
+        if self.kind == "precision":
+            about = predicted == self.predicted
+            return (truth[about] != self.predicted).astype(np.float64)
+        if self.kind == "accuracy_lost":
+            if before is None:
+                raise InputError("a limit on the accuracy lost needs the given model's predictions")
+            lost = (before == truth).astype(np.float64) - (predicted == truth)
+            return np.where(predicted == REFER, 0.0, lost)
+        about = truth == self.truth
+        wrong = predicted[about]
+        if self.kind == "pair":
+            return (wrong == self.predicted).astype(np.float64)
+        return ((wrong != self.truth) & (wrong != REFER)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What limits.toml, or the table [limits] of csada.toml, says."""
+
+    pair: tuple[Pair, ...] = ()
+    recall: tuple[AtLeast, ...] = ()
+    precision: tuple[AtLeast, ...] = ()
+    referred: AtMost | None = None
+    accuracy_lost: AtMost | None = None
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        _check("at_most", 0, self.confidence)
+        if not any((self.pair, self.recall, self.precision, self.referred, self.accuracy_lost)):
+            raise InputError("no limit is given; known: pair, recall, precision, referred, accuracy_lost")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Limits:
+        return cls.of(read_toml(path), os.fspath(path))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "limits") -> Limits:
+        found: Limits = build(cls, values, where)
+        return found
+
+    def resolved(self, classes: Sequence[str]) -> tuple[Limit, ...]:
+        """Every limit with the numbers of its classes; one about the same thing twice is refused."""
+        found = tuple(self._each(classes))
+        names = [limit.name for limit in found]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"there are two limits on {name}; keep one")
+        return found
+
+    def _each(self, classes: Sequence[str]) -> Iterator[Limit]:
+        def number(name: str) -> int:
+            if name not in classes:
+                raise InputError(f"a limit names the unknown class {name!r}{did_you_mean(name, classes)}")
+            return list(classes).index(name)
+
+        def sure(given: Pair | AtLeast | AtMost) -> float:
+            return self.confidence if given.confidence is None else given.confidence
+
+        for p in self.pair:
+            name = f"{p.truth} labelled as {p.predicted}"
+            yield Limit(name, "pair", p.most, sure(p), number(p.truth), number(p.predicted))
+        for r in self.recall:
+            yield Limit(f"recall of {r.name}", "recall", r.most, sure(r), truth=number(r.name))
+        for r in self.precision:
+            yield Limit(f"precision of {r.name}", "precision", r.most, sure(r), predicted=number(r.name))
+        if self.referred:
+            yield Limit("share referred", "referred", self.referred.most, sure(self.referred))
+        if self.accuracy_lost:
+            yield Limit("accuracy lost", "accuracy_lost", self.accuracy_lost.most, sure(self.accuracy_lost))

@@ -62,7 +62,10 @@ def check(
         kept = {"model": str(model), "verdict": found.verdict, "again": looked.again, "judged": found.judged}
         kept |= {"data": found.data, "part": found.part, "samples": found.count, "trained_on": found.trained_on}
         kept |= {"sha256": found.criteria, "criteria": found.results, "groups": found.groups}
-        earlier = [{"judged": e.judged, "sha256": e.criteria, "verdict": e.verdict} for e in looked.earlier]
+        earlier = [
+            {"judged": e.judged, "sha256": e.criteria, "same_model": e.model == found.model, "verdict": e.verdict}
+            for e in looked.earlier
+        ]
         cli.show_json(kept | {"earlier": earlier})
     else:
         if looked.again:

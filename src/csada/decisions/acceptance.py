@@ -1,11 +1,11 @@
 """Acceptance: whether a classifier keeps its limits, by samples that chose nothing.
 
-    pass                 the exact one-sided bound (Clopper-Pearson) is within the limit
-    fail                 the rate seen is beyond the limit: more samples like these could not prove it
-    not enough samples   the rate seen is within the limit, its bound is not
+    pass                 they prove that the limit is kept: the exact upper bound (Clopper-Pearson) is within it
+    fail                 they prove that it is broken: the exact lower bound is beyond it
+    not enough samples   they prove neither
 
-Each of m criteria has its bound at the error (1 - confidence) / m (Bonferroni). Holm's steps would prove a little more, but
-their bounds do not hold together; here the bound that is shown is the verdict, and all of them hold at once.
+Each of m criteria has its one-sided bounds at the error (1 - confidence) / m (Bonferroni). Holm's steps would prove a little
+more, but their bounds do not hold together; here the bound that is shown is the verdict, and all of them hold at once.
 Accuracy lost is a difference of two shares of the same samples, lost and gained: the upper bound of the first less the
 lower bound of the second, each at half the error.
 """
@@ -27,7 +27,7 @@ from csada.metrics import PairError, exact_bounds
 Verdict = Literal["pass", "fail", "not enough samples"]
 AT_LEAST = ("recall", "precision")
 ROUNDING = 1e-12  # 1 - 0.9 is a little less than 0.1
-MOST_SAMPLES = 10**9
+MOST_SAMPLES = 10**7  # more are as good as impossible
 JOINTLY = "Bounds are exact, one-sided and corrected for the number of criteria: all of them hold together."
 
 
@@ -41,14 +41,14 @@ class Criterion:
     verdict: Verdict
     limit: float
     rate: float | None  # None without samples
-    bound: float
+    bound: float  # no worse than this, at the confidence `level`
+    best: float  # no better than this, likewise
     samples: int  # those that the limit is about
     bad: int
     gained: int  # of accuracy_lost alone
     confidence: float  # that the limit asks for
     level: float  # of the bound: corrected for all criteria that were judged together
-    beyond_chance: bool  # of a failure: whether the lower bound is beyond the limit, too
-    needed: int | None  # samples that would do at the rate seen; None where it passes or where none would
+    needed: int | None  # samples that would decide at the rate seen; None where these do, or none would
 
     @property
     def at(self) -> str:
@@ -63,15 +63,15 @@ class Criterion:
         """What is missing, in words; "" for a pass."""
         if self.verdict == "pass":
             return ""
-        limit = f"{self.at} {100 * self.limit:.4g} % is asked for"
         rate = math.nan if self.rate is None else self.rate
         seen = f"{100 * rate:.4g} % seen on {self.samples:,} samples" if self.samples else "there are no samples"
+        asked = f"{self.at} {100 * self.limit:.4g} % is asked for, {seen}"
         if self.verdict == "fail":
-            return f"{limit}, {seen}{'' if self.beyond_chance else ', which may be chance'}"
-        would = (
-            f"{self.needed:,} would prove it at this rate" if self.needed else "no number would prove it at this rate"
-        )
-        return f"{limit}, {seen}, which prove {self.at} {100 * self.bound:.4g} %; {would}"
+            other = "at most" if self.kind in AT_LEAST else "at least"
+            return f"{asked}; {other} {100 * self.best:.4g} % is proven"
+        would = f"{self.needed:,} samples" if self.needed else "no feasible number of samples"
+        beyond = self.samples > 0 and (rate < self.limit if self.kind in AT_LEAST else rate > self.limit)
+        return f"{asked}; at this rate {would} would prove {'that it is broken' if beyond else 'it'}"
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _criterion(limit: Limit, group: str, bad: NDArray[np.float64], error: float,
     verdict: Verdict = "not enough samples"
     if high <= limit.most + ROUNDING:
         verdict = "pass"
-    elif rate is not None and rate > limit.most + ROUNDING:
+    elif low > limit.most + ROUNDING:
         verdict = "fail"
     needed = _needed(limit.most, lost, gained, n, error, paired) if verdict == "not enough samples" else None
 
@@ -185,12 +185,12 @@ def _criterion(limit: Limit, group: str, bad: NDArray[np.float64], error: float,
         limit=shown(limit.most),
         rate=None if rate is None else shown(rate),
         bound=shown(high),
+        best=shown(low),
         samples=n,
         bad=lost,
         gained=gained,
         confidence=limit.confidence,
         level=1 - error,
-        beyond_chance=verdict == "fail" and low > limit.most,
         needed=needed,
     )
 
@@ -205,20 +205,20 @@ def _bounds(lost: float, gained: float, n: int, error: float, paired: bool) -> t
 
 
 def _needed(most: float, lost: float, gained: float, n: int, error: float, paired: bool) -> int | None:
-    """The least number of samples that prove the limit at the rates seen; without samples, at no mistake."""
+    """The least number of samples, to 4 digits, that decide at the rates seen; without samples, at no mistake."""
     x, y = lost / max(n, 1), gained / max(n, 1)
-    if x - y >= most - ROUNDING:
-        return None
+    broken = x - y > most
 
-    def proves(m: int) -> bool:
-        return _bounds(x * m, y * m, m, error, paired)[0] <= most
+    def decides(m: int) -> bool:
+        high, low = _bounds(x * m, y * m, m, error, paired)
+        return low > most if broken else high <= most
 
     low, high = n, max(2 * n, 1)
-    while not proves(high):
+    while not decides(high):
         low, high = high, 2 * high
         if high > MOST_SAMPLES:
             return None
-    while high - low > 1:
+    while high - low > max(high // 10_000, 1):
         middle = (low + high) // 2
-        low, high = (low, middle) if proves(middle) else (middle, high)
+        low, high = (low, middle) if decides(middle) else (middle, high)
     return high

@@ -20,7 +20,7 @@ from test_docs import blocks, commands, text
 import csada
 from csada import Classifier, CostMatrix
 from csada.data import folder as folders
-from csada.decisions.acceptance import judged
+from csada.decisions.acceptance import verdicts
 from csada.decisions.limits import Limits
 from csada.metrics import REFER
 from csada.models.saved import signature
@@ -95,14 +95,14 @@ def drawn(bad, n):
 
 @pytest.mark.parametrize(("bad", "n"), [(0, 1), (0, 299), (3, 40), (40, 40), (7, 2000)])
 @pytest.mark.parametrize(("confidence", "groups"), [(0.95, 0), (0.9, 3)])
-def test_bounds_are_exact_and_corrected_for_all_that_is_judged(bad, n, confidence, groups):
+def test_bounds_are_exact_and_corrected_for_all_that_is_verdicts(bad, n, confidence, groups):
     stated = limits(
         pair=[{"truth": "a", "predicted": "b", "at_most": 0.02}],
         recall=[{"class": "a", "at_least": 0.99}],
         confidence=confidence,
     ).resolved("ab")
     masks = {f"g{i}": np.zeros(n, bool) for i in range(groups)}
-    found = judged(stated, *drawn(bad, n), groups=masks)
+    found = verdicts(stated, *drawn(bad, n), groups=masks)
     level = 1 - (1 - confidence) / (2 * (1 + groups))
     high = binomtest(bad, n, alternative="less").proportion_ci(level, "exact").high
     low = binomtest(bad, n, alternative="greater").proportion_ci(level, "exact").low
@@ -118,7 +118,7 @@ def test_bounds_are_exact_and_corrected_for_all_that_is_judged(bad, n, confidenc
 @pytest.mark.parametrize(("bad", "n"), [(0, 0), (0, 100), (1, 200), (9, 300)])
 def test_the_number_needed_decides_and_one_less_does_not(bad, n):
     stated = limits(pair=[{"truth": "a", "predicted": "b", "at_most": 0.02}]).resolved("ab")
-    (c,) = judged(stated, *drawn(bad, n))
+    (c,) = verdicts(stated, *drawn(bad, n))
     assert c.verdict == "not enough samples" and c.needed > n and f"{c.needed:,} samples" in c.why
     side = "greater" if bad / max(n, 1) > 0.02 else "less"
 
@@ -130,7 +130,7 @@ def test_the_number_needed_decides_and_one_less_does_not(bad, n):
     assert decides(below + (n if bad else 1)) and not decides(below)
     if bad == 0:
         assert c.needed == 149 and decides(149) and not decides(148)
-    (never,) = judged(limits(recall=[{"class": "a", "at_least": 1}]).resolved("ab"), *drawn(0, 500))
+    (never,) = verdicts(limits(recall=[{"class": "a", "at_least": 1}]).resolved("ab"), *drawn(0, 500))
     assert (
         never.verdict == "not enough samples" and never.needed is None and "no feasible number of samples" in never.why
     )
@@ -139,9 +139,9 @@ def test_the_number_needed_decides_and_one_less_does_not(bad, n):
 def test_a_share_of_referred_cases_is_certain_where_the_rule_refers_none():
     truth = np.zeros(20, np.int64)
     stated = limits(referred={"at_most": 0}).resolved("ab")
-    assert judged(stated, truth, truth, refers=False)[0].verdict == "pass"
-    assert judged(stated, truth, truth)[0].verdict == "not enough samples"
-    assert judged(stated, truth, np.full(20, REFER))[0].verdict == "fail"
+    assert verdicts(stated, truth, truth, refers=False)[0].verdict == "pass"
+    assert verdicts(stated, truth, truth)[0].verdict == "not enough samples"
+    assert verdicts(stated, truth, np.full(20, REFER))[0].verdict == "fail"
 
 
 def test_accuracy_lost_is_paired_and_its_bound_conservative():
@@ -149,7 +149,7 @@ def test_accuracy_lost_is_paired_and_its_bound_conservative():
     truth = np.zeros(400, np.int64)
     before, after = truth.copy(), truth.copy()
     after[:12], before[12:32] = 1, 1  # 12 lost, 20 gained
-    (c,) = judged(stated, truth, after, before)
+    (c,) = verdicts(stated, truth, after, before)
     high = binomtest(12, 400, alternative="less").proportion_ci(0.975, "exact").high
     low = binomtest(20, 400, alternative="greater").proportion_ci(0.975, "exact").low
     assert c.bound == pytest.approx(high - low) and c.rate == pytest.approx(-0.02) and (c.bad, c.gained) == (12, 20)
@@ -157,7 +157,7 @@ def test_accuracy_lost_is_paired_and_its_bound_conservative():
     draw, wrong = np.random.default_rng(0), 0
     for _ in range(300):  # the true loss is 0.05 and a little more: passing is wrong
         kind = draw.choice(3, size=400, p=[0.09, 0.0399, 0.8701])
-        (c,) = judged(stated, truth, (kind == 0).astype(int), (kind == 1).astype(int))
+        (c,) = verdicts(stated, truth, (kind == 0).astype(int), (kind == 1).astype(int))
         wrong += c.verdict == "pass"
     assert wrong <= 0.05 * 300
 
@@ -170,15 +170,15 @@ def test_the_chance_of_any_wrong_verdict_is_at_most_5_percent():
     truth = np.repeat(np.arange(4), n)
     draw = np.random.default_rng(0)
 
-    def verdicts(factor):
+    def found(factor):
         predicted = np.where(draw.random(4 * n) < np.repeat(factor * most, n), 4, truth)
-        return {c.verdict for c in judged(stated, truth, predicted)}
+        return {c.verdict for c in verdicts(stated, truth, predicted)}
 
     slack = 3 * np.sqrt(0.05 * 0.95 / runs)
-    assert sum("pass" in verdicts(1.0001) for _ in range(runs)) / runs <= 0.05 + slack
-    assert sum("fail" in verdicts(0.9999) for _ in range(runs)) / runs <= 0.05 + slack
-    assert sum(verdicts(0.01) == {"pass"} for _ in range(50)) >= 40  # it is not that nothing ever passes
-    assert sum(verdicts(3) == {"fail"} for _ in range(50)) >= 40
+    assert sum("pass" in found(1.0001) for _ in range(runs)) / runs <= 0.05 + slack
+    assert sum("fail" in found(0.9999) for _ in range(runs)) / runs <= 0.05 + slack
+    assert sum(found(0.01) == {"pass"} for _ in range(50)) >= 40  # it is not that nothing ever passes
+    assert sum(found(3) == {"fail"} for _ in range(50)) >= 40
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -224,7 +224,10 @@ def test_the_samples_are_looked_at_once_per_criteria(made, model, tmp_path):
     repeated = json.loads(again.stdout)
     assert again.returncode == 1 and repeated["again"] is True and repeated["judged"] == told["judged"]
     assert repeated["criteria"][0]["bad"] == 99 and len(json.loads((model / FILE).read_text())["checks"]) == 1
-    assert f"Judged on {told['judged']}: the test samples are looked at once" in check(model, made, same).stdout
+    assert (
+        f"Judged on {told['judged'].replace('T', ' ').replace('Z', ' UTC')}: the test samples are looked at once"
+        in check(model, made, same).stdout
+    )
 
     other = check(model, made, criteria(tmp_path / "c.toml", pair(*NAMES[:2], 0.4)))
     assert "Look 2 at these samples, with 2 sets of criteria so far." in other.stdout and "(fail)" in other.stdout
@@ -435,7 +438,11 @@ def test_junit_says_the_same_with_any_class_name(made, model, tmp_path):
 
 def test_report_and_card_show_the_verdict_to_a_reader(made, model, tmp_path):
     stated = (pair(*NAMES[:2], 0.3), of("recall", NAMES[2], 0.97), of("precision", NAMES[1], 0.5))
-    groups = grouped(tmp_path / "groups.csv", made[1].test.names)
+    spare = made[1].train.names[0]  # a group without test samples
+    names = [*made[1].test.names, spare]
+    groups = grouped(
+        tmp_path / "groups.csv", names, group=lambda i: "nobody" if names[i] == spare else f"<i>site {i % 2}"
+    )
     check(model, made, criteria(tmp_path / "a.toml", pair(*NAMES[:2], 0.4)))
     run = check(model, made, criteria(tmp_path / "b.toml", *stated), "--groups", groups, "--json")
     found = json.loads(run.stdout)
@@ -452,7 +459,8 @@ def test_report_and_card_show_the_verdict_to_a_reader(made, model, tmp_path):
         verdicts = section.locator("table").first.locator("tbody td:nth-child(7)").all_inner_texts()
         assert verdicts == [c["verdict"] for c in found["criteria"]] and len(set(verdicts)) > 1
         costs = section.locator("table").nth(1).locator("tbody td:nth-child(3)").all_inner_texts()
-        assert costs == [f"{100 * g['mean_cost']:.2f}" for g in found["groups"]]
+        assert costs == [*(f"{100 * g['mean_cost']:.2f}" for g in found["groups"][:2]), "–"]
+        section.locator("table").nth(1).locator("th button").last.click()
         assert "<script>" in section.inner_text() and "<i>site 1" in section.inner_text()
         tab.set_viewport_size({"width": 390, "height": 800})
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390

@@ -22,7 +22,7 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  #
 def check(
     model: cli.Model,
     data: cli.DataSet,
-    criteria: Annotated[Path, Option(help="A TOML file of limits, or a project file with the table [limits].")],
+    criteria: Annotated[Path, Option(help="A TOML file of limits.")],
     groups: Annotated[Path | None, Option(help="A CSV file (file or row, group): judge each group, too.")] = None,
     part: Annotated[
         str, Option(metavar="auto|test|all", help="Of the data; auto: all where they are new, else test.")
@@ -48,9 +48,10 @@ def check(
 
     Example: csada check out/fitted photos --criteria limits.toml --junit check.xml
     """
+    from csada.decisions.limits import Limits
     from csada.workflow import check as workflow
 
-    limits = workflow.read_criteria(criteria)
+    limits = Limits.read(criteria)
     classifier = cli.opened(model, device, trust)
     limits.resolved(classifier.classes)  # refuses unknown classes before the data are read
     splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad, label=label, ignore=ignore)
@@ -69,7 +70,7 @@ def check(
         cli.show_json(kept | {"earlier": earlier})
     else:
         if looked.again:
-            cli.say(f"Judged on {found.judged}: the test samples are looked at once per criteria. The outcome was:")
+            cli.say(f"Judged on {found.when}: the test samples are looked at once per criteria. The outcome was:")
         rows: list[tuple[str, ...]] = [
             (c.title, f"{c.at} {_percent(c.limit)}", f"{c.bad:,} of {c.samples:,}", _percent(c.bound), c.verdict)
             for c in found.results

@@ -106,12 +106,16 @@ class Check:
         found = {each.verdict for each in self.results}
         return "fail" if "fail" in found else "not enough samples" if "not enough samples" in found else "pass"
 
+    @property
+    def when(self) -> str:
+        return self.judged.replace("T", " ").replace("Z", " UTC")
+
     def told(self) -> str:
         """What was judged, in a sentence."""
         flattered = f", {self.trained_on:,} of which it was trained on, which flatters it" if self.trained_on else ""
         return (
             f"{len(self.results)} criteri{'a' if len(self.results) > 1 else 'on'} (sha256 {self.criteria[:12]}), judged "
-            f"{self.judged} on {self.count:,} samples of {self.data} ({self.part}){flattered}."
+            f"{self.when} on {self.count:,} samples of {self.data} ({self.part}){flattered}."
         )
 
 
@@ -129,7 +133,7 @@ class Looked:
         if not self.earlier:
             return ""
         told = [
-            f"{each.judged} by {'the same' if each.criteria == self.check.criteria else 'other'} criteria"
+            f"{each.when} by {'the same' if each.criteria == self.check.criteria else 'other'} criteria"
             f"{'' if each.model == self.check.model else ', of another model'} ({each.verdict})"
             for each in self.earlier
         ]
@@ -140,7 +144,7 @@ class Looked:
         )
 
 
-def judged(
+def verdicts(
     limits: Sequence[Limit],
     truth: Labels,
     predicted: Labels,

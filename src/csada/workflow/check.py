@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from csada.classifier import Classifier
 from csada.costs import did_you_mean
 from csada.data.splits import PARTS, Part, Splits, hashed
-from csada.decisions.acceptance import Check, Criterion, Group, Looked, judged
+from csada.decisions import Abstention
+from csada.decisions.acceptance import Check, Criterion, Group, Looked, verdicts
 from csada.decisions.limits import Limit, Limits
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
@@ -28,7 +29,7 @@ from csada.evidence import side_of
 from csada.files import write_text
 from csada.folders import CONFIG, locked
 from csada.models.saved import signature
-from csada.reading import build, parse_json, plain, read_text, read_toml, sha256, write_json
+from csada.reading import build, parse_json, plain, read_text, sha256, write_json
 from csada.report.card import card
 from csada.rows import read_rows
 from csada.workflow.evaluate import part_for
@@ -56,12 +57,6 @@ class _Samples(NamedTuple):
     truth: NDArray[np.int64]
     names: list[str]  # none where the samples have none
     trained_on: int
-
-
-def read_criteria(path: Path) -> Limits:
-    """A file of limits, or the table [limits] of a project file."""
-    values = read_toml(path)
-    return Limits.of(values["limits"], f"{path}: limits") if "limits" in values else Limits.of(values, str(path))
 
 
 def check(
@@ -132,8 +127,8 @@ def _look(
         name: np.array([grouped[each] == name for each in found.names], bool)
         for name in dict.fromkeys(grouped.values())
     }
-    predicted, refers = np.asarray(classifier.rule(scores.logits)), classifier.decision.referral_cost is not None
-    results = judged(limits, found.truth, predicted, before, masks, refers=refers)
+    predicted, refers = np.asarray(classifier.rule(scores.logits)), isinstance(classifier.rule, Abstention)
+    results = verdicts(limits, found.truth, predicted, before, masks, refers=refers)
     return results, tuple(_cost(classifier, scores, name, mask) for name, mask in masks.items())
 
 

@@ -73,7 +73,7 @@ def seen(text):
     return " ".join(unescape(re.sub(r"<[^>]+>", "", text)).split())
 
 
-REFERS = Decision(0.35, strength=0.5, referral_cost=0.3)
+REFERS = Decision(0.35, strength=0.5, refer_above=0.3)
 
 
 MEMBERS = (Admission("given", 0.3, 0.9), Admission("restart", 0.2, 0.91))
@@ -358,14 +358,14 @@ def test_rows_that_decide_alike_are_not_set_side_by_side():
 
 
 def test_referred_cases_have_a_column_and_a_price():
-    evidence = made_evidence(rules={"before": RULE, "after": Decision(0.35, strength=0.5, referral_cost=0.05)})
+    evidence = made_evidence(rules={"before": RULE, "after": Decision(0.35, strength=0.5, refer_above=0.05)})
     referred = np.unique(evidence.labels()[evidence.decided("after + rule") < 0])
     text = page(evidence)
     assert len(referred) and ">Referred</th>" in text and "that it decides itself" in text
     assert text.count("labelled as referred: ") >= len(referred)
     assert f"points, on {100 * evidence.test[evidence.chosen].coverage:.1f}\u00a0% of the cases" in text
     assert "Accuracy is over the cases that are not referred." in text
-    nobody = page(made_evidence(rules={"before": RULE, "after": Decision(strength=0.5, referral_cost=0.0)}))
+    nobody = page(made_evidence(rules={"before": RULE, "after": Decision(strength=0.5, refer_above=0.0)}))
     assert 'data-value="nan"' not in nobody  # all are referred: a pair without samples has no rate
 
 

@@ -25,6 +25,7 @@ from csada.report.charts import Axis, Cell, Line
 OUTCOMES = ("reached", "exhausted", "rejected", "skipped")
 CRITICAL = 3  # pairs that count as critical
 LISTED = 10  # pairs in a table
+FEW = 20  # cases whose mean cost is still a matter of luck
 LONG = 60  # letters of a value that is no text
 NAME = 60  # letters of a file's name
 SIDE = 192  # pixels: larger images are made smaller
@@ -208,7 +209,7 @@ def coverage(evidence: Evidence) -> dict[str, Any]:
     lines, labels, fee = [], evidence.labels(), evidence.costs.referral_cost
     for side, decision in evidence.rules.items():
         curve = cost_coverage_curve(evidence.logits(side), labels, decision.automatic(evidence.costs))
-        kept = charts.spread(len(labels) - (fee is None), 200)  # nobody is left at the end: no price breaks even
+        kept = charts.spread(max(len(labels) - (FEW if fee is None else 0), 1), 200)
         share = curve.coverage[kept]
         y = curve.worth[kept] if fee is None else 100 * (share * curve.cost[kept] + (1 - share) * fee)
         what = "pays if a referral costs less than {}" if fee is None else "all cost {} per 100 predictions"

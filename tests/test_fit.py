@@ -178,7 +178,8 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_happened(base, fitte
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
     assert set(told) == {"folder", "rows", "chosen", "verdict", "options", "members"}
-    assert set(told["rows"]["after"]["test"]) == {"samples", "accuracy", "mean_cost", "interval", "coverage"}
+    person = {"coverage", "referred", "referral_cost", "decided"}
+    assert set(told["rows"]["after"]["test"]) == {"samples", "accuracy", "mean_cost", "interval", *person}
     saved, whole = (csada.Classifier.load(each) for each in (out, fitted[0]))
     assert saved.evidence.arrays.keys() == whole.evidence.arrays.keys()
     for name, array in whole.evidence.arrays.items():

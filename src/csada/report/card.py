@@ -115,6 +115,9 @@ def results(evidence: Evidence) -> list[str]:
         cells += [_cost(validation[row]), f"{100 * e.accuracy:.2f} %", _cost(e), _interval(e)]
         lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
     chosen = f"On validation the row in bold costs least within {evidence.budget:g} points of accuracy."
+    if (judged := len(evidence.labels("validation"))) > evidence.samples["validation"]:
+        chosen += f" Validation is small, so it means here {judged:,} training and validation samples, each scored by networks"
+        chosen += " that were trained without it."
     return [*lines, "", f"Cost per 100 predictions, with its 95 % interval on test. {chosen}"]
 
 

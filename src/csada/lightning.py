@@ -11,6 +11,7 @@ csada_accuracy, of all processes together: ModelCheckpoint(monitor="csada_mean_c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -23,12 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from csada.costs import CostMatrix
+from csada.costs import CostMatrix, did_you_mean
 from csada.errors import InputError
-from csada.methods import Method
+from csada.methods import METHODS, Method
 from csada.models.modes import borrowed_eval, check_labels, check_logits
 from csada.torchmetrics import MeanCost
-from csada.training import make_method
 
 
 def _callback() -> Any:
@@ -66,7 +66,13 @@ class CostSensitive(_callback()):  # type: ignore[misc]
         freeze_norm: bool = False,
         **options: Any,
     ) -> None:
-        self.method = make_method(method, costs, options, costs_given=True)
+        if method not in METHODS:
+            raise InputError(f"unknown method {method!r}{did_you_mean(method, METHODS)}")
+        _, *known = (f.name for f in dataclasses.fields(METHODS[method]))
+        for name in options:
+            if name not in known:
+                raise InputError(f"unknown option {name!r} for {method}{did_you_mean(name, known)}")
+        self.method: Method = METHODS[method](costs, **options)
         self.model, self.unpack, self.freeze_norm = model, unpack, freeze_norm
         self.validation = MeanCost(costs)
         self.borrowed = ExitStack()

@@ -14,6 +14,9 @@ from csada.classifier import Classifier
 from csada.cli.fit import minutes_of
 from csada.data.splits import Part, Splits
 from csada.errors import InputError
+from csada.paper import tabular
+from csada.workflow.candidates import candidates
+from csada.workflow.folds import out_of_fold
 from csada.workflow.train import train
 
 COSTS = csada.CostMatrix.pareto(10, seed=1)
@@ -130,10 +133,47 @@ def test_what_cannot_be_is_refused_before_any_training(given, digits, words, mes
         csada.auto(given, digits, COSTS, on_epoch=pytest.fail, **words)
 
 
-def test_few_validation_samples_choose_nothing(given, digits):
-    few = replace(digits, validation=digits.validation.take(np.arange(40)))
-    found = csada.auto(given, few, COSTS, epochs=1)
+@pytest.fixture(scope="module")
+def wine():
+    """35 validation samples."""
+    return tabular.load("wine", 0)
+
+
+def test_few_validation_samples_are_helped_by_training_samples_that_the_network_did_not_see(wine, caplog, tmp_path):
+    splits, costs = wine
+    given, lines = train(splits, "mlp", epochs=10), []
+    found = csada.auto(given, splits, costs, on_epoch=lambda line, total: lines.append((line["epoch"], total)))
+    evidence = found.evidence
+    assert "35 validation samples are too few" in caplog.text and "trained without it (5 folds)" in caplog.text
+    assert len(evidence.labels("validation")) == len(splits.train) + len(splits.validation)
+    assert evidence.validation[evidence.chosen].mean_cost == cheapest(evidence)
+    assert [epoch for epoch, _ in lines] == list(range(1, lines[0][1] + 1))  # counted over all trainings
+    again = Classifier.load(found.save(tmp_path / "model"))
+    assert (again.predict(splits.test.x) == evidence.decided(evidence.chosen)).all()
+    assert "here 142 training and validation samples" in (tmp_path / "model" / "README.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:the true class scores no higher")
+def test_out_of_fold_scores_know_nothing_of_labels_that_mean_nothing(wine):
+    splits, costs = wine
+    draw = torch.Generator().manual_seed(0)
+    mixed = {part: replace(own, y=torch.randint(3, (len(own),), generator=draw)) for part, own in splits.parts.items()}
+    splits = replace(splits, **mixed)
+    splits = replace(splits, validation=splits.train.take(np.arange(20)))  # copies of training samples, even
+    given = train(splits, "mlp")
+    scores, labels = out_of_fold(given, splits, ("identity",), lambda *fold: candidates(*fold, costs, epochs=10)[:1])
+    assert list(scores) == ["given", "fresh with mixup"] and given.training.accuracy["train"] > 0.7
+    for seen in scores.values():
+        assert (seen["identity"].argmax(1) == labels).float().mean() < 0.5
+
+
+def test_few_validation_samples_keep_a_model_that_cannot_be_trained_again(wine, caplog):
+    splits, costs = wine
+    net = train(splits, "mlp", epochs=10).members[0]
+    own = Classifier.of(net.model, splits, architecture="mlp", arguments=net.arguments)
+    found = csada.auto(own, splits, costs, on_epoch=pytest.fail)
     assert list(found.evidence.rules) == ["before"]
+    assert "cannot be trained again: the given model is kept, with its decision rule" in caplog.text
 
 
 def test_by_command(given, tmp_path):

@@ -23,6 +23,7 @@ from torch import nn
 from csada.attacks import Ascent, Outcome, ascend, attack
 from csada.classical import (
     AugmentedClassifier,
+    AveragedClassifier,
     CostSensitiveSVM,
     ExampleDependentLogisticRegression,
     OneSidedRegressionSVM,
@@ -61,10 +62,13 @@ def wine():
         OneSidedRegressionSVM(kernel="rbf", n_components=20),
         ExampleDependentLogisticRegression(),
         CostSensitiveSVM(),
+        AveragedClassifier(DecisionTreeClassifier(max_depth=5), n_estimators=3, cv=2),
+        AveragedClassifier(LogisticRegression(), n_estimators=2, cv=2),
         cost_tree(random_state=0),
     ],
     expected_failed_checks=not_kept,
 )
+@pytest.mark.filterwarnings("ignore:the true class scores no higher")  # the labels of some checks are noise
 def test_follows_the_conventions_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -72,6 +76,38 @@ def test_follows_the_conventions_of_scikit_learn(estimator, check):
 def test_so_does_a_kernel_module():
     model = CSADAClassifier(kernel_module, epochs=5, fine_tune_epochs=1)
     check_estimator(model, expected_failed_checks=not_kept(model), on_skip=None)
+
+
+# --- averages ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_average_of_copies_under_the_rule_costs_less_than_the_tree_or_its_rule_alone(tumours):
+    X, y = tumours
+    train, test, truth, expected = train_test_split(X, y, test_size=0.5, random_state=0, stratify=y)
+    tree = make_pipeline(StandardScaler(), DecisionTreeClassifier(min_samples_leaf=3, random_state=0))
+    models = {
+        "tree": clone(tree),
+        "rule": AveragedClassifier(tree, n_estimators=1, costs=MISSED_TUMOUR),
+        "average": AveragedClassifier(tree, n_estimators=10, costs=MISSED_TUMOUR, random_state=0),
+    }
+    paid = {
+        name: mean_cost(expected, each.fit(train, truth).predict(test), costs=MISSED_TUMOUR)
+        for name, each in models.items()
+    }
+    assert paid["average"] < 0.7 * min(paid["tree"], paid["rule"])
+    average = models["average"]
+    assert next(iter(average.weights_)) == "given" and sum(average.weights_.values()) == pytest.approx(1)
+    assert set(average.estimators_) == set(average.weights_) and len(average.weights_) > 1
+    again = clone(average).fit(train, truth)
+    np.testing.assert_array_equal(again.predict_proba(test), average.predict_proba(test))
+
+
+def test_copies_that_would_be_the_same_are_refused_and_few_samples_choose_nothing(tumours):
+    X, y = tumours
+    with pytest.raises(InputError, match=r"KNeighborsClassifier has no.* the same; set bootstrap=True"):
+        AveragedClassifier(KNeighborsClassifier(), bootstrap=False).fit(X, y)
+    few = AveragedClassifier(DecisionTreeClassifier(), bootstrap=False, random_state=0).fit(X[20:60], y[20:60])
+    assert few.weights_ == {"given": 1.0}
 
 
 # --- linear and kernel models -----------------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ from csada.paper.library import (
     missing,
     read_library,
 )
-from csada.paper.study import AIMED, AUTO, EVERY, GENERIC, NOTHING, RULE, judge, read_study, write_study
+from csada.paper.study import AIMED, AUTO, EVERY, GENERIC, NOTHING, RULE, judge, read_study
 from csada.paper.tables import markdown
+from csada.reading import write_json
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Source("made up", "mlp", 1, group=(0,), sides="the first class and the others")
@@ -137,7 +138,7 @@ def test_problems_come_from_validation_and_differ():
 
 
 def test_the_record_is_read_as_it_was_written_and_its_report_shows_it(misled, tmp_path):
-    assert read_study(write_study(tmp_path / "study.json", misled)) == misled
+    assert read_study(write_json(tmp_path / "study.json", misled)) == misled
     paths = study_report.render(misled, tmp_path)
     assert {p.name for p in paths} >= {"study-digits.md", "study-aimed.md", "study-frontier.png", "study-rows.png"}
     line = misled.line("digits", EVERY, 0.5, AUTO)

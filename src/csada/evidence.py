@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csada.costs import CostMatrix
-from csada.decisions import CALIBRATIONS, Admission, Decision, Rule, argmax, cross_fitted
+from csada.decisions import CALIBRATIONS, Admission, Decision, Rule, argmax, half_expected
 from csada.errors import InputError
 from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 
@@ -238,7 +238,7 @@ class Evidence:
         return found
 
     def evaluation(self, row: str, part: str = "test") -> Evaluation:
-        """On validation a cost is half counted and half expected, so that rare mistakes that it lacks by chance choose less."""
+        """On validation a cost is half counted and half expected: see decisions.half_expected."""
         half = self._half_expected[side_of(row)] if part == "validation" else None
         decided = automatic = self.decided(row, part)
         if self.costs.referral_cost is None:
@@ -248,14 +248,12 @@ class Evidence:
 
     @cached_property
     def _half_expected(self) -> dict[str, Array | None]:
-        """[N, K] by side: the mean of what each prediction costs and is expected to cost, by calibrations of other folds."""
         found: dict[str, Array | None] = dict.fromkeys(self.rules)
-        labels, costs = self.labels("validation"), self.costs.values
         for side, rule in self.rules.items():
             if f"{side}_held_out" in self.arrays:
                 kind = CALIBRATIONS[0 if rule.scaling is None else np.ndim(rule.scaling.scale)]
-                p = np.exp(cross_fitted(self.logits(side, "validation"), labels, kind))
-                found[side] = (costs[labels] + p @ costs) / 2
+                scores, labels = self.logits(side, "validation"), self.labels("validation")
+                found[side] = half_expected(scores, labels, self.costs, kind)
         return found
 
     def paid(self, row: str) -> NDArray[np.float64]:

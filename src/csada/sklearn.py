@@ -206,16 +206,16 @@ class Wrapper(CostClassifier):
             )
         return X, np.asarray(y), weights
 
-    def _fit_copy(self, X: Any, y: Array, rows: Array, weights: Array | None) -> Any:
-        """A copy fitted on these rows; for a single class, which most estimators refuse, the constant classifier."""
+    def _fit_copy(self, X: Any, y: Array, rows: Array, weights: Array | None, **own: Any) -> Any:
+        """A copy, with options of its `own`, fitted on these rows; for a single class, which most refuse, the constant one."""
         rows = rows if weights is None else rows[weights[rows] > 0]
         constant = len(np.unique(y[rows])) == 1
-        copy = DummyClassifier(strategy="prior") if constant else clone(self.estimator)
+        copy = DummyClassifier(strategy="prior") if constant else clone(self.estimator).set_params(**own)
         return copy.fit(_safe_indexing(X, rows), y[rows], **weighing(None if weights is None else weights[rows]))
 
-    def _fit_all(self, X: Any, y: Array, weights: Array | None) -> None:
+    def _fit_all(self, X: Any, y: Array, weights: Array | None, **own: Any) -> None:
         """Fit `estimator_` on everything; what it learns about the columns of X is also known of the wrapper."""
-        self.estimator_ = clone(self.estimator).fit(X, y, **weighing(weights))
+        self.estimator_ = clone(self.estimator).set_params(**own).fit(X, y, **weighing(weights))
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))

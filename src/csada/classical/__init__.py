@@ -1,6 +1,7 @@
 """CSADA beyond neural networks, and the classical rivals, as scikit-learn estimators; one file per idea."""
 
 from csada.classical.augmented import AugmentedClassifier
+from csada.classical.averaged import AveragedClassifier
 from csada.classical.cost_sensitive_svm import CostSensitiveSVM
 from csada.classical.example_dependent import ExampleDependentLogisticRegression
 from csada.classical.kernel import kernel_module
@@ -10,6 +11,7 @@ from csada.classical.trees import cost_tree
 
 __all__ = [
     "AugmentedClassifier",
+    "AveragedClassifier",
     "CostSensitiveSVM",
     "ExampleDependentLogisticRegression",
     "OneSidedRegressionSVM",

@@ -231,8 +231,8 @@ def tune(
         f"Accuracy in %, cost per 100 predictions. {len(tuning.trials)} trials: "
         + (", ".join(f"{count} {state}" for state, count in states.items()) or "none")
         + (f"; {left} left: run the same command again." if left > 0 else "."),
-        f"All were judged on the same {evidence.samples['validation']:,} validation samples, on which the rules were chosen "
-        f"too, so the best of them looks better there than it is. The {evidence.samples['test']:,} test samples were used for "
+        f"All were judged on the same {evidence.samples['validation']:,} validation samples, so the best "
+        f"of them looks better there than it is. The {evidence.samples['test']:,} test samples were used for "
         "this table alone.",
     )
     if tuning.leader is None:

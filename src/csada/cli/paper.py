@@ -239,8 +239,9 @@ def study(
     Example: csada study digits --time 10
     """
     from csada.paper.library import SOURCES, extend, missing, planned, read_library
-    from csada.paper.study import judge, read_study, to_judge, write_study
+    from csada.paper.study import judge, read_study, to_judge
     from csada.paper.study_report import render
+    from csada.reading import write_json
 
     if unknown := [name for name in names or () if name not in SOURCES]:
         raise InputError(f"unknown data set {unknown[0]!r}; known: {', '.join(SOURCES)}")
@@ -280,7 +281,7 @@ def study(
             continue
         with cli.progress(f"judging {name}") as update:
             found = judge(found, results, name, SOURCES[name], jobs=workers, on_progress=update)
-        write_study(record, found)
+        write_json(record, found)
     if not found.libraries:
         raise InputError(f"no library with a complete baseline in {results}; csada study NAME trains one")
     cli.show_files([record, *render(found, results)])

@@ -32,7 +32,17 @@ from csada.decisions.rules import (
     mean_cost,
     same_up_to,
 )
-from csada.decisions.selection import Admission, Mixture, Selection, choose, greedy, held_out, mixed, select
+from csada.decisions.selection import (
+    Admission,
+    Mixture,
+    Selection,
+    choose,
+    greedy,
+    half_expected,
+    held_out,
+    mixed,
+    select,
+)
 
 __all__ = [
     "CALIBRATIONS",
@@ -65,6 +75,7 @@ __all__ = [
     "fit_temperature",
     "frontier",
     "greedy",
+    "half_expected",
     "held_out",
     "mean_cost",
     "mixed",

@@ -18,7 +18,14 @@ from scipy.special import log_softmax, softmax
 
 from csada.costs import CostMatrix
 from csada.decisions.arrays import Floats, Labels, as_array, labelled
-from csada.decisions.calibration import FEWEST, choose_calibration, fit_temperature, remembered, stratified_folds
+from csada.decisions.calibration import (
+    FEWEST,
+    choose_calibration,
+    cross_fitted,
+    fit_temperature,
+    remembered,
+    stratified_folds,
+)
 from csada.decisions.curves import threshold_for_budget
 from csada.decisions.rules import (
     Abstention,
@@ -223,6 +230,15 @@ def held_out(
         decision = choose(scores[~out], truth[~out], costs, budget=budget, **others)
         found[out] = decision.rule(costs)(scores[out])
     return found
+
+
+def half_expected(logits: Any, labels: Any, costs: CostMatrix, calibration: str | None = None) -> Floats:
+    """[N, K]: the mean of what each prediction costs and is expected to cost, by calibrations of the other folds. So rare
+    mistakes that (validation) samples lack by chance choose less.
+    """
+    scores, truth = labelled(logits, labels, len(costs))
+    p = np.exp(cross_fitted(scores, truth, calibration or choose_calibration(scores, truth)))
+    return (1 - EXPECTED) * costs.values[truth] + EXPECTED * p @ costs.values
 
 
 def _tempered(logits: Floats, truth: Labels, folds: Labels) -> Floats:

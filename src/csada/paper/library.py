@@ -28,17 +28,13 @@ from csada.errors import Diverged, InputError, RunError
 from csada.evaluation import predict_logits
 from csada.evidence import HELD_OUT, Environment
 from csada.files import whole
-from csada.methods.distillation import Distillation, Teacher
-from csada.models import create
 from csada.models.members import Member, as_network
-from csada.models.modes import best_precision, borrowed_threads, device_of
+from csada.models.modes import best_precision, device_of
 from csada.paper import problems
-from csada.reading import build, plain, read_json, write_json
-from csada.training import Fitted, fit
-from csada.workflow.candidates import candidates, train_options
-from csada.workflow.fit import checkpoint
+from csada.reading import plain, read_json, write_json
+from csada.workflow.candidates import Candidate, candidates, train_candidate, train_options
 from csada.workflow.runs import environment
-from csada.workflow.settings import kind_of, options_for, threads_for
+from csada.workflow.settings import kind_of, options_for
 from csada.workflow.train import few_samples, train
 
 GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"), "student"
@@ -173,7 +169,7 @@ def read_library(folder: Path, name: str) -> Library | None:
     path = folder / f"library-{name}.json"
     if not path.exists():
         return None
-    about = build(About, read_json(path, dict), str(path))
+    about = read_json(path, About)
     with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
         arrays = {key: stored[key] for key in stored.files}
     if lacking := [each for each in about.networks if not any(key.startswith(each + "/") for key in arrays)]:
@@ -305,45 +301,34 @@ def _trained(
     for each in dict.fromkeys((*teachers, *(each for each in todo if each != GIVEN))):
         if deadline is not None and time.monotonic() >= deadline:
             return
+        candidate, target = _candidate(classifier, splits, source, each)
+        options: dict[str, Any] = {"precision": best_precision(device_of(classifier.network))} | candidate.options
+        teacher = None
+        if each == STUDENT:
+            teacher = as_network([Member(members[name]) for name in MEMBERS[:3]], classifier.allowed_views)
+            options |= {"teachers": MEMBERS[:3], "views": list(classifier.allowed_views)}
         try:
-            fitted, method, options, more = _one(classifier, splits, source, each, members, kept)
+            member, history = train_candidate(classifier, splits, candidate, checkpoints=kept, teacher=teacher)
         except Diverged as error:
             log.warning("%s/%s on %s is left out: %s", seed, each, name, error)
             continue
-        members[each] = fitted.model
+        members[each] = member.model
         if each in todo:
-            yield told(each, fitted.model, fitted.history, method, options, **more)
+            more = {"costs": target or None, "start": candidate.start}
+            yield told(each, member.model, history, candidate.method, options, **more)
 
 
-def _one(
-    classifier: Classifier, splits: Splits, source: Source, each: str, members: Mapping[str, nn.Module], kept: Path
-) -> tuple[Fitted, str, Any, dict[str, Any]]:
-    """The network of that name, its method, its options, and what else is to be recorded."""
+def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str) -> tuple[Candidate, str]:
+    """How the network of that name is trained, and the problem that it is aimed at."""
     what, _, target = each.partition("@")
-    k, kind, given = len(splits.classes), kind_of(source.model, splits.shape), classifier.members[0]
+    k, kind, seed = len(splits.classes), kind_of(source.model, splits.shape), {"seed": 10}
     costs = problems.costs(target, k, source.group) if target else CostMatrix.uniform(k)
-    options: dict[str, Any] = {"seed": 10, "precision": best_precision(device_of(given.model))}
-    net, method, more = given.model, what, {"costs": target or None}
-    shown: dict[str, Any] = {}
     if what in CANDIDATES:
         found = {each.name.replace("fresh", "restart"): each for each in candidates(classifier, splits, costs)}
-        candidate = found[CANDIDATES[what]]
-        options, method, more["start"] = options | candidate.options, candidate.method, candidate.start
-        if candidate.start == "fresh":
-            net = create(source.model, k, seed=options["seed"], **given.arguments).to(device_of(net))
-    elif what == STUDENT:
-        method, options = "distillation", options | train_options(classifier, splits, kind, "given")
-        shown = {"teachers": MEMBERS[:3], "views": list(classifier.allowed_views)}
-    else:
-        options |= few_samples(options_for(what, kind), len(splits.train))
-    trained: Any = method
+        return found[CANDIDATES[what]], target
     if what == STUDENT:
-        trained = Distillation(
-            costs, Teacher(as_network([Member(members[name]) for name in MEMBERS[:3]], classifier.allowed_views))
-        )
-    folder = kept / checkpoint(classifier, splits, costs, method, options | shown | more)
-    with borrowed_threads(threads_for(splits.shape)):
-        return fit(net, splits, trained, costs, checkpoint=folder, **options), method, options | shown, more
+        return Candidate(each, "distillation", seed | train_options(classifier, splits, kind, "given"), costs), target
+    return Candidate(each, what, seed | few_samples(options_for(what, kind), len(splits.train)), costs), target
 
 
 def _scores(model: nn.Module, splits: Splits, views: tuple[str, ...]) -> tuple[dict[str, Array], dict[str, float]]:

@@ -24,7 +24,7 @@ from csada.errors import InputError
 from csada.paper.library import MEMBERS, Source, read_library
 from csada.paper.problems import KINDS
 from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, RULE, Given
-from csada.reading import build, read_json, sha256, write_json
+from csada.reading import read_json, sha256
 
 BUDGETS = (0.0, 0.25, 0.5, 1.0)  # points of accuracy
 SHOWN = 0.5  # the budget of the ingredients
@@ -127,14 +127,7 @@ NOTHING = Study({}, {}, {}, [], [], [], [], [])
 
 def read_study(path: Path) -> Study:
     """An empty one where there is none."""
-    if not path.exists():
-        return NOTHING
-    found: Study = build(Study, read_json(path, dict), str(path))
-    return found
-
-
-def write_study(path: Path, study: Study) -> Path:
-    return write_json(path, study)
+    return read_json(path, Study) if path.exists() else NOTHING
 
 
 # -- judging ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +18,7 @@ from csada.paper.library import GIVEN, MEMBERS, STUDENT, Library, Source
 from csada.paper.problems import problems
 
 AIMED = "aimed"  # the problems that networks were trained for
-ARGMAX, RULE, VIEWS, GENERIC, AUTO, SINGLE = (
-    "argmax",
-    "rule",
-    "rule, all views",
-    "generic",
-    "auto",
-    "auto --single",
-)
+ARGMAX, RULE, VIEWS, GENERIC, AUTO, SINGLE = "argmax", "rule", "rule, all views", "generic", "auto", "auto --single"
 ROWS = {
     ARGMAX: "the given model, the most probable class",
     RULE: "the given model under the decision rule",
@@ -111,7 +104,7 @@ class Given:
         return Mixture(selection, {n: self.temperatures[n] for n in names}, tuple(views or self.views))
 
     def mixed(self, mixture: Mixture) -> Scores:
-        return lambda part: mixture.scores(self.scores[part])
+        return cache(lambda part: mixture.scores(self.scores[part]))
 
     def select(self, costs: CostMatrix, budget: float, views: Sequence[str] | None = None) -> Mixture:
         asked = costs.values.tobytes(), budget, views and tuple(views)
@@ -120,24 +113,19 @@ class Given:
             self._chosen[asked] = select(members, truth, costs, budget=budget / 100, members=3, views=views)
         return self._chosen[asked]
 
-    def ruled(self, scores: Scores) -> Decider:
+    def ruled(self, scores: Scores, calibration: str | None = None) -> Decider:
         """Under the rule as `choose` makes it, the budget counted from the given model."""
 
         def made(costs: CostMatrix, budget: float) -> Row:
-            truth, right = self.labels("validation"), self.right["validation"]
-            decision = choose(scores("validation"), truth, costs, budget=budget / 100, reference=right)
+            own: dict[str, Any] = {"reference": self.right["validation"], "calibration": calibration}
+            decision = choose(scores("validation"), self.labels("validation"), costs, budget=budget / 100, **own)
             return Row(decision.automatic(costs), scores)
 
         return made
 
-    def calibrated(self, scores: Scores, calibration: str) -> Decider:
-        def made(costs: CostMatrix, budget: float) -> Row:
-            truth, right = self.labels("validation"), self.right["validation"]
-            within = MinimumExpectedCost.within_budget
-            found = within(scores("validation"), truth, costs, budget / 100, reference=right, calibration=calibration)
-            return Row(found, scores)
-
-        return made
+    def selected(self, views: Sequence[str] | None = None) -> Decider:
+        """What validation selects, under the rule."""
+        return lambda costs, budget: self.ruled(self.mixed(self.select(costs, budget, views)))(costs, budget)
 
     def by_argmax(self, name: str) -> Decider:
         scores = self._averages((name,), ("identity",))
@@ -145,14 +133,10 @@ class Given:
 
     def rows(self, problem: str) -> dict[str, Decider]:
         """All but `argmax` and those that were trained for other problems."""
-
-        def chosen(costs: CostMatrix, budget: float) -> Row:
-            return self.ruled(remembered(self.mixed(self.select(costs, budget))))(costs, budget)
-
         found = {RULE: self.fixed([GIVEN], ["identity"])}
         if len(self.views) > 1:
             found[VIEWS] = self.fixed([GIVEN])
-        found |= {GENERIC: self.fixed(MEMBERS[:3]), AUTO: chosen}
+        found |= {GENERIC: self.fixed(MEMBERS[:3]), AUTO: self.selected()}
         if STUDENT in self.temperatures:
             found[SINGLE] = self.fixed([STUDENT], ["identity"])
         for method, network in self.library.aimed(self.seed, problem).items():
@@ -168,7 +152,7 @@ class Given:
 
     def _averages(self, names: tuple[str, ...], views: tuple[str, ...]) -> Scores:
         if (names, views) not in self._kept:
-            self._kept[names, views] = remembered(self.mixed(self.average(names, views)))
+            self._kept[names, views] = self.mixed(self.average(names, views))
         return self._kept[names, views]
 
     @cached_property
@@ -200,23 +184,14 @@ class Given:
             found[name] = self.fixed(members, ["identity"])
             if len(self.views) > 1:
                 found[f"{name}, all views"] = self.fixed(members)
-
-        def one_view(costs: CostMatrix, budget: float) -> Row:
-            return self.ruled(remembered(self.mixed(self.select(costs, budget, ["identity"]))))(costs, budget)
-
         generic = self._averages(MEMBERS[:3], self.views)
 
         def full(costs: CostMatrix, budget: float) -> Row:
             return Row(replace(self.fixed(MEMBERS[:3])(costs, budget).rule, strength=1.0), generic)
 
-        found |= {
-            "auto, one view": one_view,
-            "generic, full strength": full,
-            "generic, strength in hindsight": self.best,
-        }
-        for calibration in CALIBRATIONS:
-            found[f"generic, {calibration} scaling"] = self.calibrated(generic, calibration)
-        return found
+        found["auto, one view"] = self.selected(["identity"])
+        found |= {"generic, full strength": full, "generic, strength in hindsight": self.best}
+        return found | {f"generic, {kind} scaling": self.ruled(generic, kind) for kind in CALIBRATIONS}
 
     def best(self, costs: CostMatrix, budget: float) -> Row:
         """The generic average at the strength that is cheapest on test within the budget there: what no one can know."""
@@ -226,14 +201,3 @@ class Given:
         decided = [each(scores("test")) for each in tried]
         costs_of = [costs.values[truth, d].sum() if (d == truth).mean() >= needed else np.inf for d in decided]
         return Row(tried[int(np.argmin(costs_of))], scores)
-
-
-def remembered(scores: Scores) -> Scores:
-    known: dict[str, Floats] = {}
-
-    def found(part: str) -> Floats:
-        if part not in known:
-            known[part] = scores(part)
-        return known[part]
-
-    return found

@@ -129,6 +129,9 @@ def results(evidence: Evidence) -> list[str]:
         lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
     among = " of the rows that can refer cases" * evidence.must_refer
     chosen = f"On validation the row in bold costs least{among} within {evidence.budget:g} points of accuracy."
+    if (judged := len(evidence.labels("validation"))) > evidence.samples["validation"]:
+        chosen += f" Validation is small, so it means here {judged:,} training and validation samples, each scored by networks"
+        chosen += " that were trained without it."
     told = test[evidence.chosen].referral
     return [
         *lines,

@@ -16,23 +16,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.augment import View
 from csada.data.splits import Splits
 from csada.decisions import select
-from csada.errors import InputError
-from csada.evaluation import predict_logits
-from csada.models.members import as_network
+from csada.decisions.calibration import FEWEST, FOLDS
+from csada.errors import Diverged, InputError
+from csada.evaluation import Scores
 from csada.models.modes import borrowed_threads
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_candidates
 from csada.workflow.fit import Made, checked, concluded
+from csada.workflow.folds import not_again, out_of_fold, scores_of
 from csada.workflow.runs import lines as typed
 from csada.workflow.settings import threads_for
 
 MOST = 3  # candidates
+TOO_FEW = "%d validation samples are too few to choose by, and %s: the given model is kept, with its decision rule"
+OUT_OF_FOLD = (
+    "%d validation samples are too few to choose by: all choices are made on training and validation samples together, each "
+    "scored by networks that were trained without it (%d folds)"
+)
 log = logging.getLogger("csada")
 
 
@@ -58,7 +65,9 @@ def auto(
     members: networks to average, at most. views: of each sample; where validation gains by them, all that training showed,
     unless given. single: what was chosen is distilled into one network that sees each sample once. epochs: of each training;
     0 trains nothing and chooses views and rule. minutes: no training starts that would end later; else the candidates take
-    no more epochs than the given model did. budget, refer, seen, checkpoints, on_epoch: as for `improve`.
+    no more epochs than the given model did. With fewer than FEWEST validation samples, choices are made on out-of-fold scores
+    where the given model can be trained again; else only its rule is fitted. budget, refer, seen, checkpoints, on_epoch: as
+    for `improve`.
     """
     if members < 1:
         raise InputError(f"members is {members}; 1 or more are needed")
@@ -71,18 +80,31 @@ def auto(
     if single and epochs == 0:
         raise InputError("one network that learns from others needs training; leave out epochs=0, or single")
     tried = candidates(classifier, splits, costs, seed, epochs) if members > 1 and epochs != 0 else ()
-    tried = within(tried, classifier, minutes)
+    tried, folds = within(tried, classifier, minutes), 0
+    if (count := len(splits.validation)) < FEWEST:
+        reason = "they alone would judge a student" if single else not_again(classifier, splits, minutes)
+        if reason := reason if tried else "no other network is trained":
+            tried = ()
+            log.warning(TOO_FEW, count, reason)
+        else:
+            tried, folds = tried[:MOST], FOLDS  # the others are aimed by validation
+            log.warning(OUT_OF_FOLD, count, folds)
     learner = student(classifier, splits, costs, seed, epochs) if single else None
     total, history = sum(each.epochs for each in tried) + (learner.epochs if learner else 0), list[Epoch]()
+    if classifier.training is not None:
+        total += folds * (total + len(classifier.training.history))
+
+    def told(line: Epoch, _: int) -> None:
+        if on_epoch is not None:
+            on_epoch(line | {"epoch": len(history) + line["epoch"]}, total)
+
+    def left(share: int = 1) -> float | None:
+        return None if deadline is None else (deadline - time.monotonic()) / share
 
     def trained(these: Sequence[Candidate], teacher: Any = None) -> Iterator[tuple[str, Member]]:
-        def told(line: Epoch, _: int) -> None:
-            if on_epoch is not None:
-                on_epoch(line | {"epoch": len(history) + line["epoch"]}, total)
-
-        left = None if deadline is None else deadline - time.monotonic()
+        seconds = left(1 + folds)
         for each, member, lines in train_candidates(
-            classifier, splits, these, seconds=left, checkpoints=checkpoints, on_epoch=told, teacher=teacher
+            classifier, splits, these, seconds=seconds, checkpoints=checkpoints, on_epoch=told, teacher=teacher
         ):
             before = len(history)
             history.extend(line | {"epoch": before + line["epoch"]} for line in lines)
@@ -91,16 +113,27 @@ def auto(
     with borrowed_threads(threads_for(splits.shape)):
         library = {"given": replace(classifier.start, temperature=1.0, weight=1.0)} | dict(trained(tried))
         seen_as = tuple(dict.fromkeys(("identity", *shown)))  # the budget is counted from the samples as they are
-        scores = {
-            name: {
-                view: predict_logits(as_network((member,), (view,)), splits, part="validation").logits
-                for view in seen_as
-            }
-            for name, member in library.items()
-        }
-        chosen = select(
-            scores, splits.validation.y, costs, budget=budget / 100, members=members, views=views and tuple(views)
-        )
+        scores = {name: scores_of(member, splits.validation, seen_as) for name, member in library.items()}
+        labels, out = splits.validation.y, {}
+        if folds:
+            try:
+                scores, labels = out_of_fold(
+                    classifier,
+                    splits,
+                    seen_as,
+                    lambda given, fewer: [
+                        c for c in candidates(given, fewer, costs, seed, epochs) if c.name in library
+                    ],
+                    seconds=left(),
+                    checkpoints=checkpoints,
+                    on_epoch=told,
+                )
+                out["before"] = Scores(scores["given"]["identity"], labels)
+            except Diverged as error:
+                log.warning(TOO_FEW, count, error)
+        chosen = select(scores, labels, costs, budget=budget / 100, members=members, views=views and tuple(views))
+        if out:
+            out["after"] = Scores(torch.from_numpy(chosen.scores(scores)), labels)
         weights, temperatures = chosen.selection.weights, chosen.temperatures
         averaged = tuple(replace(library[n], weight=w, temperature=temperatures[n]) for n, w in weights.items())
         known = np.union1d(classifier.trained_on, splits.train.ids) if history else classifier.trained_on
@@ -113,7 +146,7 @@ def auto(
     options = {"members": members, "views": list(chosen.views), "single": single, "seed": seed} | (
         {} if epochs is None else {"epochs": epochs}
     )
-    made = Made("auto", options, typed(history), admissions=chosen.selection.steps)
+    made = Made("auto", options, typed(history), admissions=chosen.selection.steps, out_of_fold=out)
     return concluded(
         classifier, after if several else None, splits, costs, made, budget=budget, refer=refer, started=started
     )

@@ -98,6 +98,7 @@ class Made:
     history: tuple[EpochLine, ...] = ()
     pictures: Arrays = field(default_factory=Arrays)
     admissions: tuple[Admission, ...] = ()
+    out_of_fold: Mapping[str, Scores] = field(default_factory=dict)  # by side: to choose by, instead of validation
 
 
 def concluded(
@@ -118,6 +119,7 @@ def concluded(
         for side, each in classifiers.items()
         for part in HELD_OUT
     }
+    scores |= {(side, "validation"): made.out_of_fold[side] for side in classifiers if side in made.out_of_fold}
     validation = {side: scores[side, "validation"] for side in classifiers}
     rules = {side: decision_for(s, validation["before"], costs, budget, refer) for side, s in validation.items()}
     arrays = made.pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}

@@ -26,6 +26,7 @@ from csada.classifier import Classifier
 from csada.costs import CostMatrix
 from csada.data.fetch import Progress
 from csada.data.splits import Splits
+from csada.decisions import half_expected, held_out
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.files import write_text
@@ -34,7 +35,7 @@ from csada.metrics import Evaluation
 from csada.models.modes import borrowed_threads
 from csada.reading import build, parse_json, plain, read_text, write_json
 from csada.training import Epoch, fit, make_method, split_options
-from csada.workflow.fit import as_plain, checked, checkpoint, decision_for, improve, resolve, trained
+from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, right_of, trained
 
 # What is searched, as far as the method has it: from default / factor to default * factor, on a logarithmic scale.
 # `steps` is left out: every step costs time, and step_size moves the attack as far.
@@ -54,7 +55,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A model on validation. rule: by the cheapest one within the budget; None where argmax itself is over it.
+    """A model on validation. rule: by the cheapest one within the budget, fitted to the other folds, its cost half counted
+    and half expected, as `fit` chooses; None where argmax itself is over the budget.
 
     value: what the search descends on: the cost with the rule or, over the budget, the cost by argmax with every mistake
     too many counted as a costliest one.
@@ -132,8 +134,9 @@ class Search:
         if lacking > 1e-12:
             fine = lacking * float(self.costs.values.max())
             return Judgement(by_argmax.mean_cost + fine, Point.of(by_argmax), None)
-        decision = decision_for(scores, self.before, self.costs, self.budget)
-        ruled = evaluate_scores(scores, self.costs, decision.rule(self.costs))
+        common: dict[str, Any] = {"budget": self.budget / 100, "reference": right_of(self.before), "refer": 0.0}
+        decided, half = held_out(*scores, self.costs, **common), half_expected(*scores, self.costs)
+        ruled = Evaluation.of(scores.labels, decided, self.costs, example_costs=half)
         return Judgement(ruled.mean_cost, Point.of(by_argmax), Point.of(ruled))
 
     def scores(self, model: nn.Module) -> Scores:

@@ -30,6 +30,7 @@ def evaluate(
     label: cli.Label = None,
     ignore: cli.Ignore = None,
     seen: cli.Seen = "refuse",
+    scores: Annotated[Path | None, Option(help="Also write the scores of all samples: a CSV for csada decide.")] = None,
     trust: cli.Trust = False,
     device: cli.Device = "auto",
     as_json: cli.AsJson = False,
@@ -46,6 +47,7 @@ def evaluate(
     """
     from csada.metrics import named_bound
     from csada.workflow.evaluate import judge, part_for
+    from csada.workflow.scores import write_scores
     from csada.workflow.settings import costs_for
 
     classifier = cli.opened(model, device, trust)
@@ -55,6 +57,9 @@ def evaluate(
     table = None if costs is None else costs_for(costs, classifier.classes)
     part, why = part_for(classifier, splits, decision) if part == "auto" else (part, "")
     e, told, known = judge(classifier, splits, table, part, decision, seen=seen)
+    if scores is not None:
+        write_scores(classifier, splits, scores)
+        cli.note(f"wrote {scores}")
     confused = e.most_confused(5)
     if as_json:
         found = {"model": str(model), "data": splits.name, "part": part, "decision": told, **cli.numbers(e)}

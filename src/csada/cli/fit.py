@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Budget = Annotated[
     float, Option(min=0, max=100, help="Accuracy budget: points that may be lost on validation; 100: any.")
 ]
+Refer = Annotated[float, Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")]
 Method = Annotated[str, Option(help="The method, such as csada, cost_weighted or sosr.")]
 SET = "Any option of fit or of the method; repeatable."
 BatchSize = Annotated[int | None, Option(min=1, help="By default 64 to 512, at most an eighth of the samples.")]
@@ -43,7 +44,7 @@ def fit_command(
     lr: Annotated[float | None, Option(help="Of one method: 0.001 for cnn and mlp, less for ResNets.")] = None,
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
-    refer: Annotated[float, Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")] = 0.0,
+    refer: Refer = 0.0,
     seed: int = 0,
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,

@@ -47,6 +47,7 @@ PANELS = {  # of csada --help, with the commands in the order in which a user ne
         "report",
         "predict",
         "export",
+        "decide",
     ),
     "The paper and its experiments": ("demo", "toy", "tabular", "reproduce", "study", "tables", "figures"),
 }

@@ -52,6 +52,8 @@ def train(
     checkpoints: a folder from which the same training resumes. known: returned as it is, if this very training made it.
     on_epoch(line, total) is called after every epoch, `total` counting those of all stages.
     """
+    if not len(splits.train):
+        raise InputError(f"{splits.name} has no training samples; csada decide takes a table of scores")
     recipe, stages = stages_for(model, recipe, epochs, len(splits.train))
     arguments = arguments_for(model, splits.shape)
     net = create(model, len(splits.classes), seed=seed, **arguments)

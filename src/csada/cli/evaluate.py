@@ -95,7 +95,7 @@ def compare(
     costs: cli.Costs,
     methods: Annotated[str | None, Option(help="Names separated by commas, or all.")] = None,
     seeds: Annotated[int, Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
-    model: Annotated[str | None, Option(help="mlp, cnn, resnet9 or resnet34; by default as csada train.")] = None,
+    model: Annotated[str | None, Option(help="As of csada train; by default what suits the data.")] = None,
     recipe: Annotated[str | None, Option(help="Recipe of the baseline; by default as csada train.")] = None,
     epochs: Annotated[
         int | None, Option(min=1, help="Epochs of fine-tuning; some methods take five times as many.")
@@ -108,6 +108,7 @@ def compare(
     data_dir: cli.DataDir = None,
     label: cli.Label = None,
     ignore: cli.Ignore = None,
+    trust: cli.Trust = False,
     out: cli.OutDir = Path("out"),
     as_json: cli.AsJson = False,
 ) -> None:
@@ -155,6 +156,7 @@ def compare(
             budget=budget,
             data_dir=data_dir,
             out=out,
+            trust=trust,
             on_progress=update,
             on_start=announce,
             on_estimate=lambda s: cli.warn(

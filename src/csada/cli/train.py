@@ -16,7 +16,12 @@ from csada.errors import InputError
 def train(
     data: cli.DataSet,
     out: cli.OutDir = Path("out/baseline"),
-    model: Annotated[str | None, Option(help="resnet34, resnet9, cnn or mlp; by default what suits the data.")] = None,
+    model: Annotated[
+        str | None,
+        Option(
+            help="resnet34, resnet9, cnn, mlp, timm:NAME, torchvision:NAME, or package.module:factory with --trust."
+        ),
+    ] = None,
     recipe: Annotated[
         str | None, Option(help="small, fast, paper, pmi-fast, pmi-resnet34 or pmi-resnet9; by default by the data.")
     ] = None,
@@ -30,12 +35,16 @@ def train(
     skip_bad: cli.SkipBad = False,
     label: cli.Label = None,
     ignore: cli.Ignore = None,
+    trust: cli.Trust = False,
     device: cli.Device = "auto",
     track: cli.Track = None,
     force: Annotated[bool, Option("--force", help="Train again, even if the folder holds a model.")] = False,
     as_json: cli.AsJson = False,
 ) -> None:
     """Train a baseline: a model that makes as few mistakes as possible. Costs are ignored.
+
+    A network of timm, torchvision or your own starts from --pretrained FILE, or from nothing. Your own factory is called with
+    classes, and with seed, channels, size and features where it takes them.
 
     Without further options, model, image size and length suit the data: on a CPU some minutes of training. Interrupted?
     Run the same command again: it resumes.
@@ -63,7 +72,7 @@ def train(
         known = None
         if not force and (folder / CONFIG).exists():
             with suppress(InputError):  # it cannot be used and is replaced
-                known = Classifier.load(folder)
+                known = Classifier.load(folder, trust=trust)
         classifier = workflow(
             splits,
             model,
@@ -71,6 +80,7 @@ def train(
             seed=seed,
             epochs=epochs,
             pretrained=pretrained,
+            trust=trust,
             device=where,
             checkpoints=folder,
             known=known,

@@ -45,6 +45,9 @@ def fit_command(
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
     refer: Refer = 0.0,
+    priors: Annotated[
+        Path | None, Option(metavar="FILE", help="Class frequencies in deployment: a CSV of class,frequency.")
+    ] = None,
     seed: int = 0,
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
@@ -67,18 +70,29 @@ def fit_command(
     with it. With --method, the model is trained further by that method. The rows compared are the model before and after,
     each by its most probable class and with its rule. Interrupted? Run the same command again: it resumes.
 
+    With --priors nothing is trained unless --epochs says so: the rule is re-weighted to the class frequencies in deployment.
+    A model that is made from a fitted one, or for other frequencies, is a new version: CHANGES.md in its folder says what
+    changed.
+
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
     from csada.errors import InputError
-    from csada.folders import reserved
+    from csada.files import write_text
+    from csada.folders import CHANGES, reserved
     from csada.report.card import verdict
     from csada.tracking import tracked
     from csada.workflow.auto import auto
     from csada.workflow.fit import improve
     from csada.workflow.project import parse_options
     from csada.workflow.settings import costs_for
+    from csada.workflow.versions import changes, earlier_changes, frequencies_of, read_priors, reweighted
 
+    if priors is not None and out.resolve() == model.resolve():
+        raise InputError(f"--priors writes a new version: give another folder than {model} with --out")
     start = cli.opened(model, device, trust)
+    deployment = None if priors is None else read_priors(priors, start.classes)
+    if priors is not None and method == "auto" and epochs is None:
+        method, epochs = "cross_entropy", 0  # the rule alone
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | parse_options(options or [])
     own = {"members": members if members != 3 else None, "views": views, "single": single or None, "time": limit}
@@ -116,7 +130,17 @@ def fit_command(
             )
         else:
             better = improve(start, splits, table, method, {"seed": seed} | settings, **common)
+        told_why = f"csada fit --costs {Path(costs).name}"
+        if priors is not None and deployment is not None:
+            better = reweighted(better, frequencies_of(start.adapt(splits)), deployment)
+            told_why += f" --priors {priors.name}"
+        version = None
+        if deployment is not None or start.evidence is not None:
+            earlier = earlier_changes(model)
+            version = changes(start, better, earlier, made_from=model.name, why=told_why, deployment=deployment)
         better.save(folder)
+        if version is not None:
+            write_text(folder / CHANGES, version)
     evidence = better.evidence
     assert evidence is not None
     if as_json:

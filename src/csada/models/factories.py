@@ -2,8 +2,8 @@
 `package.module:factory`.
 
 A factory is any function or class that gives an nn.Module; it is called with `classes`, `seed`, `channels`, `size` and
-`features` where it takes them. What a stranger's file names is called only where the user says so: it is code that runs. Of timm
-and torchvision only networks by their plain name are built, without weights, so these need no trust.
+`features` where it takes them. What a stranger's file names is called only where the user says so: it is code that runs. Of
+timm and torchvision only networks by their plain name are built, without weights, so these need no trust.
 """
 
 from __future__ import annotations

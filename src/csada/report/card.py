@@ -23,6 +23,11 @@ def verdict(evidence: Evidence) -> str:
     costs = f"{_cost(use)} per 100 predictions (95 %: {_interval(use)}) at {100 * use.accuracy:.2f} % accuracy{itself}"
     flattered = f" {evidence.seen:,} validation and test samples were in its training data, which flatters all numbers."
     flattered *= evidence.seen > 0
+    if evidence.decision.priors is not None:
+        flattered += (
+            " The rule is for other class frequencies than those of the data; these numbers are at the data's own, and "
+            "CHANGES.md has the cost at those of deployment."
+        )
     if row == "before":
         return (
             f"Keep the model as it was. On test it costs {costs}. Nothing is saved: on validation nothing else costs less "

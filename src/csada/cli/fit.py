@@ -82,6 +82,7 @@ def fit_command(
     from csada.report.card import verdict
     from csada.tracking import tracked
     from csada.workflow.auto import auto
+    from csada.workflow.features import is_featured, lifted, lowered
     from csada.workflow.fit import improve
     from csada.workflow.project import parse_options
     from csada.workflow.settings import costs_for
@@ -106,6 +107,9 @@ def fit_command(
         data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore
     )
     table = costs_for(costs, start.classes)
+    given_model, backbone = start, None
+    if is_featured(start):
+        start, splits, backbone = lowered(start, splits)
     told = {"data": data, "start": str(model), "costs": costs, "method": method, "seed": seed, **settings}
     common: dict[str, Any] = {"budget": budget, "refer": refer, "seen": seen}
     with (
@@ -134,6 +138,8 @@ def fit_command(
         if priors is not None and deployment is not None:
             better = reweighted(better, frequencies_of(start.adapt(splits)), deployment)
             told_why += f" --priors {priors.name}"
+        if backbone is not None:
+            start, better = given_model, lifted(better, backbone, given_model.input)
         version = None
         if deployment is not None or start.evidence is not None:
             earlier = earlier_changes(model)

@@ -22,6 +22,7 @@ MODELS: dict[str, Factory] = {
     "resnet9": partial(resnet, 9),
     "cnn": cnn,
     "mlp": mlp,
+    "linear": partial(mlp, hidden=()),
     "scores": scores,
 }
 OWN = frozenset(MODELS)

@@ -62,6 +62,7 @@ def card(
         "",
         verdict(evidence),
         "",
+        *((on_features(evidence), "") if "features" in evidence.options else ()),
         *(networks(members, views) if len(members) > 1 or len(views) > 1 else ()),
         f"Classes: {', '.join(names)}.",
         "",
@@ -100,6 +101,13 @@ def card(
         f"{about.packages.get('torch', 'unknown')}, on {escaped(about.device)}, in {evidence.seconds:,.0f} s of training.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def on_features(evidence: Evidence) -> str:
+    backbone = escaped(evidence.options["features"])
+    return (
+        f"Only heads were trained, on features of a frozen {backbone}: attacks changed these features, not the samples."
+    )
 
 
 def networks(members: Sequence[tuple[str, float, float]], views: Sequence[str]) -> list[str]:

@@ -73,12 +73,12 @@ def embedded(splits: Splits, backbone: Backbone, own: Normalization | None = Non
             np.save(out, x)  # a cache that cannot be written costs time alone
         return Part(torch.from_numpy(x), given.y, content=given.ids, names=given.names)
 
-    parts = {name: part(each) for name, each in splits.parts.items()}
+    parts: dict[str, Any] = {name: part(each) for name, each in splits.parts.items()}
     if own is None:
         x = parts["train"].x.double()
         std = torch.where(x.std(0) > 0, x.std(0), 1.0)
         own = Normalization(tuple(x.mean(0).tolist()), tuple(std.tolist()))
-    found = {name: replace(each, normalization=own) for name, each in parts.items()}
+    found: dict[str, Any] = {name: replace(each, normalization=own) for name, each in parts.items()}
     return replace(splits, columns=(), categories=(), **found)
 
 
@@ -94,7 +94,9 @@ def train_head(
     """A head (linear or mlp) on the features of a frozen backbone. options: of `train`."""
     backbone, given = backbone_of(spec, splits, pretrained)
     takes = Input.of(splits) if given is None else given.input
-    parts = {name: replace(part, normalization=takes.normalization) for name, part in splits.parts.items()}
+    parts: dict[str, Any] = {
+        name: replace(part, normalization=takes.normalization) for name, part in splits.parts.items()
+    }
     backbone.body.to(device or "cpu").eval()
     found = train(embedded(replace(splits, **parts), backbone), model, device=device, **options)
     better = lifted(found, backbone, takes)

@@ -93,7 +93,7 @@ def test_evaluate_says_what_it_cannot_do(trained, words, message):
 def test_the_three_ways_to_decide(tmp_path):
     """A network that has learnt nothing is unsure, so that costs decide."""
     splits = csada.data.load("digits", scale=0.3)
-    costs = csada.CostMatrix(csada.CostMatrix.pareto(10, seed=1).values, splits.classes)
+    costs = csada.CostMatrix(csada.CostMatrix.pareto(10, seed=1).values, splits.classes, referral_cost=0.5)
     model = csada.models.create("cnn", 10, channels=1, size=8)
     scores = csada.predict_logits(model, splits, part="validation")
     rule = csada.MinimumExpectedCost.calibrated(*scores, costs)

@@ -95,7 +95,10 @@ def test_a_fitted_folder_tells_the_whole_run(base, fitted, splits):
             "after",
             ("--costs", "uniform", "--method", "cost_weighted", "--lr", "0.05", "--epochs", "12", "--scale", "0.13"),
         ),
-        ("after + rule", ("--costs", "pareto:1", "--method", "cost_weighted", "--lr", "0.05", "--refer", "0.1")),
+        (
+            "after + rule",
+            ("--costs", "pareto:1", "--method", "cost_weighted", "--lr", "0.05", "--referral-cost", "0.3"),
+        ),
     ],
 )
 def test_what_is_saved_decides_as_the_row_that_validation_chose(weak, splits, tmp_path, row, words):
@@ -175,7 +178,8 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_happened(base, fitte
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
     assert set(told) == {"folder", "rows", "chosen", "verdict", "options", "members"}
-    assert set(told["rows"]["after"]["test"]) == {"samples", "accuracy", "mean_cost", "interval", "coverage"}
+    person = {"coverage", "referred", "referral_cost", "decided"}
+    assert set(told["rows"]["after"]["test"]) == {"samples", "accuracy", "mean_cost", "interval", *person}
     saved, whole = (csada.Classifier.load(each) for each in (out, fitted[0]))
     assert saved.evidence.arrays.keys() == whole.evidence.arrays.keys()
     for name, array in whole.evidence.arrays.items():

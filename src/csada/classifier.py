@@ -34,7 +34,7 @@ from csada.data.splits import PARTS, Part, Splits, seen
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, Rule, argmax
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.evidence import Evidence, Training
+from csada.evidence import Evidence, Training, arrays_of, costs_in
 from csada.folders import CONFIG, replaced
 from csada.metrics import REFER, Evaluation
 from csada.models.members import Member, as_network, check_members, check_views
@@ -116,7 +116,7 @@ class Classifier:
         if self.evidence is not None:
             if self.evidence.classes != self.classes:
                 raise InputError("the evidence is about other classes")
-            if self.costs is None or not np.array_equal(self.costs.values, self.evidence.arrays.get("costs", ())):
+            if self.costs is None or "costs" not in self.evidence.arrays or self.costs != self.evidence.costs:
                 raise InputError("the evidence is about other costs; evidence=None leaves it out")
         if len(self.members) > 1:
             check_members(self.members, self.input, len(self.classes))
@@ -165,7 +165,7 @@ class Classifier:
             if each.input != first.input:
                 same = " normalised otherwise" if str(each.input) == str(first.input) else ""
                 raise InputError(f"classifier {number} takes {each.input}{same}; the first takes {first.input}")
-            if each.costs and costs and not np.array_equal(each.costs.values, costs.values):
+            if each.costs and costs and each.costs != costs:
                 raise InputError(
                     f"classifier {number} has other costs; replace(classifier, costs=None) leaves them out"
                 )
@@ -187,7 +187,7 @@ class Classifier:
         views = "" if self.views == ("identity",) else f", views {', '.join(self.views)}"
         return " + ".join(member.name for member in self.members) + views
 
-    def _facts(self) -> list[tuple[str, float, float]]:
+    def facts(self) -> list[tuple[str, float, float]]:
         return [(member.name, member.temperature, member.weight) for member in self.members]
 
     @property
@@ -371,7 +371,7 @@ class Classifier:
             outdated = [member.file for member in read_signed(Path(folder), _Manifest, FORMAT).members]
         arrays: dict[str, Any] = {"trained_on": self.trained_on}
         if self.costs is not None:
-            arrays["costs"] = self.costs.values
+            arrays |= arrays_of(self.costs)
         if self.evidence is not None:
             arrays |= self.evidence.arrays
         with replaced(Path(folder), outdated) as new:
@@ -385,7 +385,7 @@ class Classifier:
             if self.costs is not None:
                 self.costs.to_csv(new / "costs.csv")
             if self.evidence is not None:
-                about = card(self.evidence, str(self.input), self._facts(), self.views)
+                about = card(self.evidence, str(self.input), self.facts(), self.views)
                 (new / "README.md").write_text(about, encoding="utf-8")
         return Path(folder)
 
@@ -401,7 +401,7 @@ class Classifier:
         where, facts = str(folder / CONFIG), {name: getattr(manifest, name) for name in SHARED}
         try:
             evidence = _complete(manifest.evidence, arrays)
-            costs = CostMatrix(arrays["costs"], manifest.classes) if "costs" in arrays else None
+            costs = costs_in(arrays, manifest.classes) if "costs" in arrays else None
             trained_on = arrays.get("trained_on", np.empty(0, np.uint64))
             return cls(members, costs=costs, trained_on=trained_on, evidence=evidence, **facts)
         except InputError as error:
@@ -412,7 +412,7 @@ class Classifier:
         from csada.shipping.export import export
 
         card: dict[str, Any] = {"data": self.training.data, "model": self.training.model} if self.training else {}
-        card |= {"members": self._facts(), "views": list(self.views)}
+        card |= {"members": self.facts(), "views": list(self.views)}
         return export(self.network, self.input, self.input.normalization, self.rule, path, dtype, card)
 
 

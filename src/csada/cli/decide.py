@@ -20,7 +20,7 @@ def decide(
     costs: cli.Costs,
     out: Annotated[Path, Option(help="The file to write: one decision per row.")] = Path("decisions.csv"),
     budget: Budget = 0.5,
-    refer: Refer = 0.0,
+    refer: Refer = None,
     save: Annotated[
         Path | None, Option(help="A folder: keeps the rule, for report, predict, export and others.")
     ] = None,

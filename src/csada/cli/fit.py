@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 Budget = Annotated[
     float, Option(min=0, max=100, help="Accuracy budget: points that may be lost on validation; 100: any.")
 ]
-Refer = Annotated[float, Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")]
 Method = Annotated[str, Option(help="The method, such as csada, cost_weighted or sosr.")]
+REFER = "Share of cases that may be left to a person, at most; by default any if that has a cost, else none."
+Refer = Annotated[float | None, Option(min=0, max=1, help=REFER)]
 SET = "Any option of fit or of the method; repeatable."
 BatchSize = Annotated[int | None, Option(min=1, help="By default 64 to 512, at most an eighth of the samples.")]
 
@@ -44,9 +45,12 @@ def fit_command(
     lr: Annotated[float | None, Option(help="Of one method: 0.001 for cnn and mlp, less for ResNets.")] = None,
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
-    refer: Refer = 0.0,
+    refer: Refer = None,
     priors: Annotated[
         Path | None, Option(metavar="FILE", help="Class frequencies in deployment: a CSV of class,frequency.")
+    ] = None,
+    referral_cost: Annotated[
+        float | None, Option(help="What leaving a case to a person costs, instead of what the costs say.")
     ] = None,
     seed: int = 0,
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
@@ -76,6 +80,7 @@ def fit_command(
 
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
+    from csada.costs import CostMatrix
     from csada.errors import InputError
     from csada.files import write_text
     from csada.folders import CHANGES, reserved
@@ -107,6 +112,8 @@ def fit_command(
         data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore
     )
     table = costs_for(costs, start.classes)
+    if referral_cost is not None:
+        table = CostMatrix(table.values, table.classes, referral_cost)
     given_model, backbone = start, None
     if is_featured(start):
         start, splits, backbone = lowered(start, splits)
@@ -161,8 +168,6 @@ def fit_command(
         "Accuracy in %, cost per 100 predictions; on validation the mean of counted and expected cost. Validation chose the "
         "row with *: it is what was saved."
     )
-    if end.referred:
-        cli.say(f"{end.referred:,} of {end.samples:,} test cases are left to a person; accuracy is of the rest.")
     cli.say(*(str(pair) for pair in end.top_pairs()))
     attacks = [pair for line in evidence.history for pair in line.attacks]
     if attacks and not any(pair.reached for pair in attacks):

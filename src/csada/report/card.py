@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from csada.decisions import Decision
+from csada.decisions.acceptance import JOINTLY, Looked
 from csada.evidence import ROWS, Evidence
 from csada.metrics import Evaluation, at_most
 
@@ -16,22 +17,23 @@ SHOWN = 5  # pairs that are named
 
 
 def verdict(evidence: Evidence) -> str:
-    """Three sentences: what to use; what that achieves on test; whether that is proven. A fourth where samples were seen."""
+    """Three sentences: what to use; what that achieves on test; whether that is proven. More where cases are referred, or
+    samples were seen.
+    """
     row, start = evidence.chosen, evidence.test["before"]
     use = evidence.test[row]
-    itself = f" on the {100 * use.coverage:.1f} % of cases that it decides itself" if use.referred else ""
+    itself = f" on the {100 * use.coverage:.1f} % of cases that it decides itself" if use.charged else ""
     costs = f"{_cost(use)} per 100 predictions (95 %: {_interval(use)}) at {100 * use.accuracy:.2f} % accuracy{itself}"
-    flattered = f" {evidence.seen:,} validation and test samples were in its training data, which flatters all numbers."
-    flattered *= evidence.seen > 0
-    if evidence.decision.priors is not None:
-        flattered += (
-            " The rule is for other class frequencies than those of the data; these numbers are at the data's own, and "
-            "CHANGES.md has the cost at those of deployment."
-        )
+    referral = use.referral or "No test case is left to a person." * bool(evidence.refer)
+    flattered = f"{evidence.seen:,} validation and test samples were in its training data, which flatters all numbers."
+    priors = "The rule is for other class frequencies than those of the data; these numbers are at the data's own, and "
+    priors += "CHANGES.md has the cost at those of deployment."
+    priors *= evidence.decision.priors is not None
+    more = "".join(f" {text}" for text in (referral, flattered * (evidence.seen > 0), priors) if text)
     if row == "before":
         return (
             f"Keep the model as it was. On test it costs {costs}. Nothing is saved: on validation nothing else costs less "
-            f"within {evidence.budget:g} points of accuracy.{flattered}"
+            f"within {evidence.budget:g} points of accuracy.{more}"
         )
     low, high = evidence.change("before", row)
     change = f"{100 * (use.mean_cost - start.mean_cost):+.2f} per 100 predictions (95 %: {low:+.2f} to {high:+.2f})"
@@ -39,14 +41,21 @@ def verdict(evidence: Evidence) -> str:
     return (
         f"Use {ROWS[row]}. On test it costs {costs}; the model as it was costs {_cost(start)} at "
         f"{100 * start.accuracy:.2f} %. The change, {change}, is "
-        f"{'a saving beyond chance' if high < 0 else proven}.{flattered}"
+        f"{'a saving beyond chance' if high < 0 else proven}.{more}"
     )
 
 
 def card(
-    evidence: Evidence, takes: str, members: Sequence[tuple[str, float, float]] = (), views: Sequence[str] = ()
+    evidence: Evidence,
+    takes: str,
+    members: Sequence[tuple[str, float, float]] = (),
+    views: Sequence[str] = (),
+    looked: Looked | None = None,
 ) -> str:
-    """The whole card; `takes` says what a sample looks like, `members` each one's architecture, temperature and weight."""
+    """The whole card; `takes` says what a sample looks like, `members` each one's architecture, temperature and weight.
+
+    looked: what `csada check` found.
+    """
     costs, about = evidence.costs, evidence.environment
     names = [escaped(name) for name in costs.classes]
     samples = {part: f"{count:,}" for part, count in evidence.samples.items()}
@@ -74,6 +83,7 @@ def card(
         "The costliest; costs.csv has them all:",
         "",
         *(f"- {names[y]} labelled as {names[z]} costs {costs[y, z]:.4g}" for y, z in costs.top_pairs(SHOWN)),
+        *([] if costs.referral_cost is None else ["", f"Leaving a case to a person costs {costs.referral_cost:g}."]),
         "",
         "## How it decides",
         "",
@@ -83,6 +93,7 @@ def card(
         "",
         *results(evidence),
         "",
+        *(acceptance(looked) if looked else ()),
         "## What this does not show",
         "",
         *limits(evidence.test[evidence.chosen], names),
@@ -127,8 +138,38 @@ def results(evidence: Evidence) -> list[str]:
         cells = [f"**{row}**" if row == evidence.chosen else row, f"{100 * validation[row].accuracy:.2f} %"]
         cells += [_cost(validation[row]), f"{100 * e.accuracy:.2f} %", _cost(e), _interval(e)]
         lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
-    chosen = f"On validation the row in bold costs least within {evidence.budget:g} points of accuracy."
-    return [*lines, "", f"Cost per 100 predictions, with its 95 % interval on test. {chosen}"]
+    among = " of the rows that can refer cases" * evidence.must_refer
+    chosen = f"On validation the row in bold costs least{among} within {evidence.budget:g} points of accuracy."
+    told = test[evidence.chosen].referral
+    return [
+        *lines,
+        "",
+        f"Cost per 100 predictions, with its 95 % interval on test. {chosen}",
+        *(["", told] if told else []),
+    ]
+
+
+def acceptance(looked: Looked) -> list[str]:
+    """The verdict on every criterion, and costs by group."""
+    check = looked.check
+    rows = [
+        f"| {escaped(c.title)} | {c.at} {100 * c.limit:.4g} % | {c.bad:,} of {c.samples:,} | {c.at} {100 * c.bound:.3g} % "
+        f"| {c.verdict} |"
+        for c in check.results
+    ]
+    groups = [
+        f"- {escaped(g.name)}: {g.samples:,} samples, cost per 100 predictions {100 * g.mean_cost:.2f}"
+        + "".join(f"; {escaped(f'{p.truth} labelled as {p.predicted}')}: {p.errors} of {p.samples}" for p in g.pairs)
+        for g in check.groups
+        if g.mean_cost is not None
+    ]
+    told = [JOINTLY, *filter(None, [looked.history])]
+    return [
+        *("## Acceptance", "", f"**{check.verdict}**: {check.told()}", ""),
+        *("| criterion | limit | bad cases | proven | verdict |", "| --- | --- | ---: | ---: | --- |", *rows, ""),
+        *(["By group:", "", *groups, ""] if groups else ()),
+        *(" ".join(told), ""),
+    ]
 
 
 def unproven(evidence: Evidence) -> str:
@@ -160,8 +201,8 @@ def limits(test: Evaluation, names: list[str]) -> list[str]:
 
 
 def in_words(rule: Decision) -> str:
-    price = rule.referral_cost
-    person = "" if price is None else f" Cases that are expected to cost more than {price:.3g} are left to a person."
+    above = rule.refer_above
+    person = "" if above is None else f" Cases that are expected to cost more than {above:.3g} are left to a person."
     if rule.strength == 0:
         return f"It takes the most probable class.{person}"
     return (

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jinja2
 
+from csada.decisions.acceptance import JOINTLY, Looked
 from csada.evidence import Evidence
 from csada.metrics import Evaluation
 from csada.report.card import on_features, unproven, verdict
@@ -21,8 +22,8 @@ from csada.report.sections import SECTIONS, critical, moment, number, percent, p
 CRITICAL = "Critical errors"
 
 
-def page(evidence: Evidence, folder: str = "FOLDER") -> str:
-    """The page as text. folder: of the saved classifier, as the page's reader may type it."""
+def page(evidence: Evidence, folder: str = "FOLDER", looked: Looked | None = None) -> str:
+    """The page as text. folder: of the saved classifier, as the page's reader may type it. looked: see csada check."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -35,7 +36,8 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
     environment.filters["price"] = price
     environment.filters["percent"] = percent
     headline, _, told = verdict(evidence).partition(". ")
-    sections = {name: build(evidence) for name, build in SECTIONS.items()}
+    acceptance = looked and {"title": "Acceptance", "looked": looked, "jointly": JOINTLY}
+    sections = {"results": None, "acceptance": acceptance} | {name: build(evidence) for name, build in SECTIONS.items()}
     return environment.get_template("page.html.j2").render(
         data=evidence.data,
         headline=headline,
@@ -87,7 +89,7 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
     """Name, value before ("" where it is the same model), value after, note."""
     start, end, rival = (evidence.test[name] for name in ("before", evidence.chosen, "before + rule"))
     points = f"{signed(100 * (end.accuracy - start.accuracy))} points"
-    points += f", on {percent(end.coverage, 1)} of the cases" if end.referred else ""
+    points += f", on {percent(end.coverage, 1)} of the cases" if end.charged else ""
     was, now, alone = (number(100 * e.mean_cost) for e in (start, end, rival))
     found = [
         ("Cost per 100 predictions", was, now, _less(start, end)),
@@ -103,6 +105,10 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
                 f"on the {len(pairs)} costliest pairs" if len(pairs) > 1 else "on the costliest pair",
             )
         )
+    if end.referred:
+        price = end.costs.referral_cost
+        paid = f"of {end.samples:,}, {'price not given' if price is None else f'at {price:g} each'}"
+        found.append(("Left to a person", "", f"{end.referred:,}", paid))
     if evidence.chosen == "before":
         found = [(name, "", now, note if name == CRITICAL else "") for name, _, now, note in found]
     if evidence.chosen != "before + rule":

@@ -33,10 +33,10 @@ class Row(NamedTuple):
     referred: bool
 
 
-def fitted(table: ScoreTable, costs: CostMatrix, *, budget: float = 0.5, refer: float = 0.0) -> Classifier:
+def fitted(table: ScoreTable, costs: CostMatrix, *, budget: float = 0.5, refer: float | None = None) -> Classifier:
     """A classifier without a network: how to decide by such scores, with the evidence of the labelled rows.
 
-    budget: points of accuracy that may be lost on validation. refer: the share of cases that may be left to a person.
+    budget: points of accuracy that may be lost on validation. refer: as for `improve`.
     With fewer than FEWEST labelled rows in validation, or none in test, the scores are taken as they are: the rule decides
     by the costs alone, and there is no evidence.
     """
@@ -47,8 +47,11 @@ def fitted(table: ScoreTable, costs: CostMatrix, *, budget: float = 0.5, refer: 
     if is_calibrated(table):
         return improve(start, table.splits(), costs, "cross_entropy", {"epochs": 0}, budget=budget, refer=refer)
     rule = MinimumExpectedCost(costs)
-    whole_rule = Abstention(rule, threshold_for_budget(table.logits(slice(None)), rule, refer)) if refer > 0 else rule
-    return replace(start, costs=costs, decision=Decision.of(whole_rule))
+    price = costs.referral_cost
+    if refer == 0 or (refer is None and price is None):
+        return replace(start, costs=costs, decision=Decision.of(rule))
+    above = 0.0 if refer is None else threshold_for_budget(table.logits(slice(None)), rule, refer)
+    return replace(start, costs=costs, decision=Decision.of(Abstention(rule, max(above, price or 0.0))))
 
 
 def is_calibrated(table: ScoreTable) -> bool:

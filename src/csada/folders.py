@@ -24,7 +24,8 @@ from csada.errors import InputError, RunError
 CONFIG = "model.json"  # by which a folder of ours is known
 OWN = ".csada"
 LOCK = f"{OWN}/lock"
-OUTDATED = ("README.md", "report.html", "model.onnx")
+CHANGES = "CHANGES.md"
+OUTDATED = ("README.md", "report.html", "model.onnx", CHANGES)
 EXCHANGE, HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 
 

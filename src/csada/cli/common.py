@@ -50,7 +50,7 @@ Model = Annotated[Path, Argument(help="A folder written by `csada train` or `csa
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
 Track = Annotated[str | None, Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
 Seen = Annotated[str, Option(metavar="refuse|drop|keep", help="What to do with test samples it was trained on.")]
-Trust = Annotated[bool, Option(help="Run the code that a model's folder names (package.module:factory).")]
+Trust = Annotated[bool, Option(help="Run the code that is named as package.module:factory.")]
 
 
 class Terminated(KeyboardInterrupt):

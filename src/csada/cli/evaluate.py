@@ -30,6 +30,7 @@ def evaluate(
     label: cli.Label = None,
     ignore: cli.Ignore = None,
     seen: cli.Seen = "refuse",
+    scores: Annotated[Path | None, Option(help="Also write the scores of all samples: a CSV for csada decide.")] = None,
     trust: cli.Trust = False,
     device: cli.Device = "auto",
     as_json: cli.AsJson = False,
@@ -46,6 +47,7 @@ def evaluate(
     """
     from csada.metrics import named_bound
     from csada.workflow.evaluate import judge, part_for
+    from csada.workflow.scores import write_scores
     from csada.workflow.settings import costs_for
 
     classifier = cli.opened(model, device, trust)
@@ -55,6 +57,9 @@ def evaluate(
     table = None if costs is None else costs_for(costs, classifier.classes)
     part, why = part_for(classifier, splits, decision) if part == "auto" else (part, "")
     e, told, known = judge(classifier, splits, table, part, decision, seen=seen)
+    if scores is not None:
+        write_scores(classifier, splits, scores)
+        cli.note(f"wrote {scores}")
     confused = e.most_confused(5)
     if as_json:
         found = {"model": str(model), "data": splits.name, "part": part, "decision": told, **cli.numbers(e)}
@@ -90,7 +95,7 @@ def compare(
     costs: cli.Costs,
     methods: Annotated[str | None, Option(help="Names separated by commas, or all.")] = None,
     seeds: Annotated[int, Option(min=1, help="How many baselines; the paired tests need three.")] = 3,
-    model: Annotated[str | None, Option(help="mlp, cnn, resnet9 or resnet34; by default as csada train.")] = None,
+    model: Annotated[str | None, Option(help="As of csada train; by default what suits the data.")] = None,
     recipe: Annotated[str | None, Option(help="Recipe of the baseline; by default as csada train.")] = None,
     epochs: Annotated[
         int | None, Option(min=1, help="Epochs of fine-tuning; some methods take five times as many.")
@@ -103,6 +108,7 @@ def compare(
     data_dir: cli.DataDir = None,
     label: cli.Label = None,
     ignore: cli.Ignore = None,
+    trust: cli.Trust = False,
     out: cli.OutDir = Path("out"),
     as_json: cli.AsJson = False,
 ) -> None:
@@ -150,6 +156,7 @@ def compare(
             budget=budget,
             data_dir=data_dir,
             out=out,
+            trust=trust,
             on_progress=update,
             on_start=announce,
             on_estimate=lambda s: cli.warn(

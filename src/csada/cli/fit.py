@@ -21,6 +21,7 @@ Budget = Annotated[
 ]
 Method = Annotated[str, Option(help="The method, such as csada, cost_weighted or sosr.")]
 REFER = "Share of cases that may be left to a person, at most; by default any if that has a cost, else none."
+Refer = Annotated[float | None, Option(min=0, max=1, help=REFER)]
 SET = "Any option of fit or of the method; repeatable."
 BatchSize = Annotated[int | None, Option(min=1, help="By default 64 to 512, at most an eighth of the samples.")]
 
@@ -44,7 +45,10 @@ def fit_command(
     lr: Annotated[float | None, Option(help="Of one method: 0.001 for cnn and mlp, less for ResNets.")] = None,
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
-    refer: Annotated[float | None, Option(min=0, max=1, help=REFER)] = None,
+    refer: Refer = None,
+    priors: Annotated[
+        Path | None, Option(metavar="FILE", help="Class frequencies in deployment: a CSV of class,frequency.")
+    ] = None,
     referral_cost: Annotated[
         float | None, Option(help="What leaving a case to a person costs, instead of what the costs say.")
     ] = None,
@@ -70,19 +74,31 @@ def fit_command(
     with it. With --method, the model is trained further by that method. The rows compared are the model before and after,
     each by its most probable class and with its rule. Interrupted? Run the same command again: it resumes.
 
+    With --priors nothing is trained unless --epochs says so: the rule is re-weighted to the class frequencies in deployment.
+    A model that is made from a fitted one, or for other frequencies, is a new version: CHANGES.md in its folder says what
+    changed.
+
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
     from csada.costs import CostMatrix
     from csada.errors import InputError
-    from csada.folders import reserved
+    from csada.files import write_text
+    from csada.folders import CHANGES, reserved
     from csada.report.card import verdict
     from csada.tracking import tracked
     from csada.workflow.auto import auto
+    from csada.workflow.features import is_featured, lifted, lowered
     from csada.workflow.fit import improve
     from csada.workflow.project import parse_options
     from csada.workflow.settings import costs_for
+    from csada.workflow.versions import changes, earlier_changes, frequencies_of, read_priors, reweighted
 
+    if priors is not None and out.resolve() == model.resolve():
+        raise InputError(f"--priors writes a new version: give another folder than {model} with --out")
     start = cli.opened(model, device, trust)
+    deployment = None if priors is None else read_priors(priors, start.classes)
+    if priors is not None and method == "auto" and epochs is None:
+        method, epochs = "cross_entropy", 0  # the rule alone
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | parse_options(options or [])
     own = {"members": members if members != 3 else None, "views": views, "single": single or None, "time": limit}
@@ -98,6 +114,9 @@ def fit_command(
     table = costs_for(costs, start.classes)
     if referral_cost is not None:
         table = CostMatrix(table.values, table.classes, referral_cost)
+    given_model, backbone = start, None
+    if is_featured(start):
+        start, splits, backbone = lowered(start, splits)
     told = {"data": data, "start": str(model), "costs": costs, "method": method, "seed": seed, **settings}
     common: dict[str, Any] = {"budget": budget, "refer": refer, "seen": seen}
     with (
@@ -122,7 +141,19 @@ def fit_command(
             )
         else:
             better = improve(start, splits, table, method, {"seed": seed} | settings, **common)
+        told_why = f"csada fit --costs {Path(costs).name}"
+        if priors is not None and deployment is not None:
+            better = reweighted(better, frequencies_of(start.adapt(splits)), deployment)
+            told_why += f" --priors {priors.name}"
+        if backbone is not None:
+            start, better = given_model, lifted(better, backbone, given_model.input)
+        version = None
+        if deployment is not None or start.evidence is not None:
+            earlier = earlier_changes(model)
+            version = changes(start, better, earlier, made_from=model.name, why=told_why, deployment=deployment)
         better.save(folder)
+        if version is not None:
+            write_text(folder / CHANGES, version)
     evidence = better.evidence
     assert evidence is not None
     if as_json:

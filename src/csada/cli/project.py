@@ -48,6 +48,8 @@ PANELS = {  # of csada --help, with the commands in the order in which a user ne
         "report",
         "predict",
         "export",
+        "decide",
+        "diff",
     ),
     "The paper and its experiments": ("demo", "toy", "tabular", "reproduce", "study", "tables", "figures"),
 }

@@ -12,6 +12,7 @@ from typing import Any
 from csada.costs import did_you_mean
 from csada.data.augment import Augmentation, Normalization
 from csada.data.fetch import Progress
+from csada.data.scores import is_scores
 from csada.data.splits import PARTS, Batch, Ids, Part, Splits, seen, stratified
 from csada.errors import InputError
 from csada.files import StrPath
@@ -54,7 +55,7 @@ def load(
     on_progress: Progress | None = None,
     **options: Any,
 ) -> Splits:
-    """One of SOURCES by name, or a folder of images by class, or a CSV of features by path.
+    """One of SOURCES by name, or a folder of images by class, a CSV of features or a table of scores by path.
 
     Where a folder of images has the name of a source, ./pills is the folder and builtin:pills the source.
     `scale` below 1 takes a stratified fraction of every part; `seed` decides the split. `on_progress(done, total)` is
@@ -97,7 +98,7 @@ def find(name: str, data_dir: StrPath | None = None) -> tuple[str, StrPath | Non
     if where.is_dir():
         return "csada.data.folder", where
     if where.is_file():
-        return "csada.data.table", where
+        return "csada.data.scores" if is_scores(where) else "csada.data.table", where
     hint = did_you_mean(source, SOURCES)
     raise InputError(f"{name!r} is neither a data set, nor a folder of images, nor a CSV file{hint}")
 

@@ -1,6 +1,7 @@
 """The small models: a multilayer perceptron for tables and the toy, and a CNN that learns digits in seconds on a CPU.
 
-Both are nn.Sequential with named layers; the last one is `fc`, as in the ResNets.
+Both are nn.Sequential with named layers; the last one is `fc`, as in the ResNets. And no network at all, for scores that
+another program has computed.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from csada.errors import InputError
 from csada.models.initial import he_convolutions, seeded
@@ -69,3 +71,24 @@ def cnn(
         model = nn.Sequential(layers)
         he_convolutions(model)
     return model
+
+
+def scores(classes: int, floor: float | None = None, *, seed: int = 0) -> nn.Module:
+    """Samples that are scores already: logits as they are, or with a `floor` probabilities, of which the logarithm is taken.
+
+    floor: a probability below it, such as 0, counts as this much. Nothing is drawn and nothing learns.
+    """
+    if classes < 2 or (floor is not None and not 0 < floor < 1):
+        raise InputError(
+            f"scores of {classes} classes with floor {floor}; two classes and a floor from 0 to 1 are needed"
+        )
+    return Scored(floor)
+
+
+class Scored(nn.Module):
+    def __init__(self, floor: float | None) -> None:
+        super().__init__()
+        self.floor = floor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.floor is None else torch.log(x.double().clamp(min=self.floor)).float()  # rounded once

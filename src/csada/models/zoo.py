@@ -12,7 +12,7 @@ from torch import nn
 
 from csada.costs import did_you_mean
 from csada.errors import InputError
-from csada.models.plain import cnn, mlp
+from csada.models.plain import cnn, mlp, scores
 from csada.models.residual import resnet
 
 Factory = Callable[..., nn.Module]
@@ -22,6 +22,8 @@ MODELS: dict[str, Factory] = {
     "resnet9": partial(resnet, 9),
     "cnn": cnn,
     "mlp": mlp,
+    "linear": partial(mlp, hidden=()),
+    "scores": scores,
 }
 OWN = frozenset(MODELS)
 

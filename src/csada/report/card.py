@@ -26,7 +26,10 @@ def verdict(evidence: Evidence) -> str:
     costs = f"{_cost(use)} per 100 predictions (95 %: {_interval(use)}) at {100 * use.accuracy:.2f} % accuracy{itself}"
     referral = use.referral or "No test case is left to a person." * bool(evidence.refer)
     flattered = f"{evidence.seen:,} validation and test samples were in its training data, which flatters all numbers."
-    more = "".join(f" {text}" for text in (referral, flattered * (evidence.seen > 0)) if text)
+    priors = "The rule is for other class frequencies than those of the data; these numbers are at the data's own, and "
+    priors += "CHANGES.md has the cost at those of deployment."
+    priors *= evidence.decision.priors is not None
+    more = "".join(f" {text}" for text in (referral, flattered * (evidence.seen > 0), priors) if text)
     if row == "before":
         return (
             f"Keep the model as it was. On test it costs {costs}. Nothing is saved: on validation nothing else costs less "
@@ -68,6 +71,7 @@ def card(
         "",
         verdict(evidence),
         "",
+        *((on_features(evidence), "") if "features" in evidence.options else ()),
         *(networks(members, views) if len(members) > 1 or len(views) > 1 else ()),
         f"Classes: {', '.join(names)}.",
         "",
@@ -108,6 +112,13 @@ def card(
         f"{about.packages.get('torch', 'unknown')}, on {escaped(about.device)}, in {evidence.seconds:,.0f} s of training.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def on_features(evidence: Evidence) -> str:
+    backbone = escaped(evidence.options["features"])
+    return (
+        f"Only heads were trained, on features of a frozen {backbone}: attacks changed these features, not the samples."
+    )
 
 
 def networks(members: Sequence[tuple[str, float, float]], views: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ import jinja2
 from csada.decisions.acceptance import JOINTLY, Looked
 from csada.evidence import Evidence
 from csada.metrics import Evaluation
-from csada.report.card import unproven, verdict
+from csada.report.card import on_features, unproven, verdict
 from csada.report.sections import SECTIONS, critical, moment, number, percent, price, signed
 
 CRITICAL = "Critical errors"
@@ -47,7 +47,7 @@ def page(evidence: Evidence, folder: str = "FOLDER", looked: Looked | None = Non
         trained=evidence.improved,
         admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
         subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
-        details=details(evidence),
+        details=details(evidence) + (f" {on_features(evidence)}" if "features" in evidence.options else ""),
         tiles=tiles(evidence),
         sections={name: content for name, content in sections.items() if content},
         started=moment(evidence.started),

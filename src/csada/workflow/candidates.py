@@ -136,6 +136,8 @@ def no_restarts(classifier: Classifier) -> str | None:
             "a network without an architecture cannot be saved beside others, so no further ones are trained: give "
             "architecture='package.module:factory' to Classifier.of"
         )
+    if not any(True for member in classifier.members for _ in member.model.parameters()):
+        return "a table of scores has no network to train; only views and the decision rule are chosen"
     return None
 
 

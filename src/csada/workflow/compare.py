@@ -31,7 +31,9 @@ from csada.evidence import Environment
 from csada.folders import OWN
 from csada.methods import METHODS
 from csada.metrics import Evaluation
-from csada.models import Recipe, arguments_for, create
+from csada.models import Recipe, arguments_for
+from csada.models import load as load_model
+from csada.models.factories import check_trust
 from csada.models.modes import best_device, best_precision, borrowed_threads
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
@@ -127,6 +129,7 @@ def compare(
     budget: float = 0.5,
     data_dir: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
+    trust: bool = False,
     on_progress: Progress | None = None,
     on_start: Callable[[Comparison], object] | None = None,
     on_estimate: Callable[[float], object] | None = None,
@@ -143,6 +146,7 @@ def compare(
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
+    check_trust(model or "", trust, "model")
     names = method_names(methods)
     if own.get("size") is None:
         size = suited_size(data, None if data_dir is None else Path(data_dir), gpu=torch.cuda.is_available())
@@ -253,7 +257,8 @@ def one_seed(
             runs.append(SeedRun(seed, RULED[row], counts, temperature=own.temperature, strength=own.strength))
         return runs
 
-    start = create(plan.model, len(costs), seed=seed, **arguments_for(plan.model, splits.shape)).to(best_device())
+    own = arguments_for(plan.model, splits.shape)
+    start = load_model(plan.model, len(costs), seed=seed, **own).to(best_device())
     started = time.perf_counter()
     baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch, checkpoints)
     seconds = time.perf_counter() - started

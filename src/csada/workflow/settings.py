@@ -18,7 +18,7 @@ import torch
 from csada.costs import CostMatrix
 from csada.data.pmi import pmi_costs
 from csada.errors import InputError
-from csada.models import Stage
+from csada.models import MODELS, Stage
 
 Options = dict[str, Any]
 
@@ -86,6 +86,7 @@ def default_model(shape: Sequence[int]) -> str:
 
 
 def kind_of(model: str, shape: Sequence[int]) -> str:
+    model = model if model in MODELS else default_model(shape)
     if not model.startswith("resnet"):
         return "plain"
     return "photographs" if len(shape) == 3 and max(shape[1:]) > 64 else "residual"

@@ -23,9 +23,10 @@ from csada.errors import InputError
 from csada.evaluation import predict_logits
 from csada.evidence import Training
 from csada.folders import OWN
-from csada.models import RECIPES, Recipe, create, freeze, head, load_weights, unfreeze
+from csada.models import MODELS, RECIPES, Recipe, arguments_for, freeze, head, load, load_weights, unfreeze
+from csada.models.factories import check_trust
+from csada.models.members import check_members
 from csada.models.modes import best_device, best_precision, device_of
-from csada.models.zoo import arguments_for
 from csada.training import Epoch, fit
 from csada.training.checkpoints import digest
 from csada.workflow.runs import environment, lines, run_id
@@ -39,6 +40,7 @@ def train(
     seed: int = 0,
     epochs: int | None = None,
     pretrained: str | None = None,
+    trust: bool = False,
     device: torch.device | None = None,
     checkpoints: Path | None = None,
     known: Classifier | None = None,
@@ -49,12 +51,18 @@ def train(
     Without a recipe it is "fast" for the ResNets and "small" for networks without batch norm. Where samples are few, a
     batch holds a 32nd of them, 16 at least, so that an epoch has enough steps, and the learning rate is lowered with it.
 
+    trust: lets `model` name a factory of yours, package.module:factory, which is code that runs.
     checkpoints: a folder from which the same training resumes. known: returned as it is, if this very training made it.
     on_epoch(line, total) is called after every epoch, `total` counting those of all stages.
     """
+    if not len(splits.train):
+        raise InputError(f"{splits.name} has no training samples; csada decide takes a table of scores")
     recipe, stages = stages_for(model, recipe, epochs, len(splits.train))
+    check_trust(model, trust, "model")
     arguments = arguments_for(model, splits.shape)
-    net = create(model, len(splits.classes), seed=seed, **arguments)
+    net = load(model, len(splits.classes), seed=seed, **arguments)
+    if model not in MODELS:
+        check_members((Member(net),), Input.of(splits), len(splits.classes))
     if pretrained is not None:
         load_weights(net, pretrained, seed=seed)
     net = net.to(device or best_device())

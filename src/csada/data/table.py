@@ -97,7 +97,8 @@ def load(
         warnings += [f"{path}: {odd}" for odd in _odd(label, classes, columns, numbers)]
     warnings += [f"{path}: {line}" for line in said_of_unknown(unknown(categorical, words, categories))]
     x = torch.from_numpy(encoded(numbers, words, categories)).float()
-    whole = Part(x, torch.from_numpy(y), normalization, content=ids)
+    lines = tuple(f"row {line}" for line, _ in rows)
+    whole = Part(x, torch.from_numpy(y), normalization, content=ids, names=lines)
     train, validation, test = (whole.take(index) for index in indices)
     told: dict[str, Any] = {"categories": tuple(map(tuple, categories)), "warnings": tuple(warnings)}
     return scaled(Splits(train, validation, test, classes, path.stem, columns=columns, **told), scale, seed)

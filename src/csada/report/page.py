@@ -21,8 +21,7 @@ from csada.report.sections import SECTIONS, critical, moment, number, percent, p
 CRITICAL = "Critical errors"
 
 
-def page(evidence: Evidence, folder: str = "FOLDER") -> str:
-    """The page as text. folder: of the saved classifier, as the page's reader may type it."""
+def templates() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -34,9 +33,14 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
     environment.filters["number"] = number
     environment.filters["price"] = price
     environment.filters["percent"] = percent
+    return environment
+
+
+def page(evidence: Evidence, folder: str = "FOLDER") -> str:
+    """The page as text. folder: of the saved classifier, as the page's reader may type it."""
     headline, _, told = verdict(evidence).partition(". ")
     sections = {name: build(evidence) for name, build in SECTIONS.items()}
-    return environment.get_template("page.html.j2").render(
+    return templates().get_template("page.html.j2").render(
         data=evidence.data,
         headline=headline,
         verdict=told,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from csada.costs import CostMatrix, Pair
 from csada.decisions.arrays import Floats, Labels
 
-DIGITS = 4  # of a fitted cost
+DIGITS = 3  # of a fitted cost
 FACTOR = 3.0  # answers, and experts, that differ by more than this are shown
 SAME = 1e-9  # a gain or a deviation that is larger by less than this is rounding: the order decides
 

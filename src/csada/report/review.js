@@ -7,7 +7,7 @@ const $ = (id) => document.getElementById(id);
 const facts = JSON.parse($("facts").textContent);
 const { classes, labels, decided: today, names, strength } = facts;
 const { TIE, FACTOR, DIGITS, FORMAT } = facts.constants;
-const K = classes.length, N = labels.length, MISTAKES = K * (K - 1), SAME = 1e-9, SHOWN = 24;
+const K = classes.length, N = labels.length, MISTAKES = K * (K - 1), SAME = 1e-9, SHOWN = 12;
 const p = floats($("probabilities").textContent);
 const images = $("images").textContent.trim().split("\n").filter(Boolean);
 const sizes = count(labels, labels).filter((_, i) => i % (K + 1) === 0);
@@ -211,7 +211,7 @@ const fresh = () => ({
   answers: [], skipped: new Set(), groups: [], labels: new Map(),
 });
 let book = fresh(), others = [], state = null, saved = true, view = "today", cell = facts.pairs[0] ?? [0, 1], flipped = false;
-let shownCards = SHOWN;
+const depth = { cell: SHOWN, moved: SHOWN, suspects: SHOWN }; // cards that are shown
 
 const typedOf = (of) => new Map(of.pairs.flatMap((pair, i) => (pair.cost === null ? [] : [[i, pair.cost]])));
 const startOf = (of) => of.pairs.map(({ y, z }) => of.start[y * K + z]);
@@ -323,12 +323,18 @@ function card(i, ...notes) {
   const alt = `${names[i]}: ${classes[labels[i]]}`;
   const row = () => h("table", { class: "values" }, h("tbody", {}, facts.columns.map((column, c) => h("tr", {}, h("th", { scope: "row" }, column), h("td", {}, facts.rows[i][c])))));
   const seen = images.length ? [h("img", { src: `data:image/${$("images").dataset.kind};base64,${images[i]}`, alt, loading: "lazy" })] : facts.rows.length ? [row()] : [];
-  const bars = ranked(i).slice(0, 3).filter((k) => p[i * K + k] >= 0.005).map((k) => {
+  const bars = ranked(i).filter((k, place) => (place < 3 && p[i * K + k] >= 0.005) || k === labels[i]).map((k) => {
     const bar = h("li", { class: k === labels[i] ? "truth" : "" }, h("span", {}, nameOf(k)), h("span", {}, percent(p[i * K + k], 0)));
     bar.style.setProperty("--share", p[i * K + k]);
     return bar;
   });
   return h("li", { "data-sample": i }, seen, notes, h("ul", { class: "unsure", "aria-label": "The model was unsure between" }, bars), h("p", { class: "soft file" }, h("bdi", {}, names[i])), labelTools(i));
+}
+
+/** The first samples of a list, and a button for more. */
+function cards(where, list, render, draw) {
+  const more = () => { depth[where] += 2 * SHOWN; render(); };
+  return [h("ul", { class: "cards" }, list.slice(0, depth[where]).map(draw)), list.length > depth[where] ? button(`Show more of ${list.length.toLocaleString("en")}`, more) : ""];
 }
 
 function labelTools(i) {
@@ -381,7 +387,7 @@ function buildMap() {
   const body = classes.map((name, y) => h("tr", {}, h("th", { scope: "row", title: name }, h("bdi", {}, name)), classes.map((_, z) => h("td", { role: "gridcell", tabindex: -1, "data-at": y * K + z, class: y === z ? "right" : "" }))));
   const map = h("table", { role: "grid", class: `map ${size}`, "aria-label": "Confusion matrix: arrow keys move, Enter shows the samples" }, h("thead", {}, head), h("tbody", {}, body));
   const at = (event) => event.target.closest("[data-at]");
-  const pick = (td) => { cell = [Math.floor(td.dataset.at / K), td.dataset.at % K]; shownCards = SHOWN; fillMap(); renderCell(); };
+  const pick = (td) => choose(Math.floor(td.dataset.at / K), td.dataset.at % K);
   const tell = (event) => { const td = at(event); if (td) $("pointed").textContent = told(Number(td.dataset.at)); };
   map.addEventListener("click", (event) => { const td = at(event); if (td) { pick(td); td.focus(); } });
   map.addEventListener("pointerover", tell);
@@ -405,6 +411,17 @@ function buildMap() {
   });
   cells = [...map.querySelectorAll("[data-at]")];
   $("map").replaceChildren(map);
+}
+
+/** Shows the samples of a cell, and brings them into view. */
+function choose(y, z) {
+  cell = [y, z];
+  depth.cell = SHOWN;
+  fillMap();
+  renderCell();
+  $("cell").scrollTop = 0;
+  const { top } = $("cell").getBoundingClientRect();
+  if (top > 0.7 * innerHeight || top < 0) $("cell").scrollIntoView();
 }
 
 function told(at) {
@@ -443,8 +460,7 @@ function renderCell() {
   const note = y === z ? "Right decisions, the least sure first." : list.length ? "Worst first: where the model was surest of the wrong class." : "This mistake does not happen on the validation samples.";
   $("cell").replaceChildren(
     h("h3", {}, y === z ? h("span", {}, nameOf(y), ", right") : pairOf(y, z)), h("p", { class: "soft" }, `${told(at).split(": ").pop()}. ${note}`), ...controls.flat(),
-    h("ul", { class: "cards" }, list.slice(0, shownCards).map((i) => card(i))),
-    list.length > shownCards ? button(`Show more of ${list.length}`, () => { shownCards += SHOWN; renderCell(); }, { id: "cell-more" }) : "",
+    ...cards("cell", list, renderCell, (i) => card(i)),
   );
 }
 
@@ -499,7 +515,7 @@ function answerLine(answer, where) {
 
 function renderCosts() {
   $("pairs").replaceChildren(...book.pairs.map(({ y, z, cost, why }, i) => h("tr", {},
-    h("th", { scope: "row" }, button(pairOf(y, z), () => { cell = [y, z]; shownCards = SHOWN; fillMap(); renderCell(); location.hash = "mistakes"; }, { class: "link" })),
+    h("th", { scope: "row" }, button(pairOf(y, z), () => choose(y, z), { class: "link" })),
     h("td", { class: "n" }, `${state.before[y * K + z]} of ${sizes[y]}`),
     h("td", {}, h("div", { class: "controls" }, costControls(y, z, `cost-${i}`))),
     h("td", { class: "soft" }, state.source[y * K + z] || "as before", " ", cost === null ? "" : button("Undo", () => setCost(y, z, null), { id: `undo-${i}`, "aria-label": `Undo the cost of ${said(y, z)}` })),
@@ -541,7 +557,8 @@ function renderEffect() {
   $("live-moved").textContent = `${moved.length.toLocaleString("en")} of ${N.toLocaleString("en")}`;
   const better = moved.filter((i) => right(i, state.chosen)).length, worse = moved.filter((i) => right(i, today)).length;
   $("moved").textContent = moved.length ? `${some(moved.length, "decision")} would change: ${better} wrong ones become right, ${worse} right ones become wrong, ${moved.length - better - worse} stay wrong in another way. The largest differences in cost come first.` : "No decision changes yet: answer a few comparisons, or set a cost.";
-  $("moved-cards").replaceChildren(...moved.sort((a, b) => Math.abs(gain(b)) - Math.abs(gain(a))).slice(0, SHOWN).map((i) => card(i, h("p", {}, "Truth ", h("strong", {}, nameOf(labels[i]))), h("p", { class: gain(i) >= 0 ? "good" : "bad" }, nameOf(today[i]), " → ", nameOf(state.chosen[i]), h("span", { class: "soft" }, ` cost ${shown(price(i, today))} → ${shown(price(i, state.chosen))}`)))));
+  moved.sort((a, b) => Math.abs(gain(b)) - Math.abs(gain(a)));
+  $("moved-cards").replaceChildren(...cards("moved", moved, renderEffect, (i) => card(i, h("p", {}, "Truth ", h("strong", {}, nameOf(labels[i]))), h("p", { class: gain(i) >= 0 ? "good" : "bad" }, nameOf(today[i]), " → ", nameOf(state.chosen[i]), h("span", { class: "soft" }, ` cost ${shown(price(i, today))} → ${shown(price(i, state.chosen))}`)))));
   const lines = book.pairs.filter(({ y, z }) => state.costs[y * K + z] > 0).map(({ y, z }) => ({ y, z, half: ifWrong(y, z, 0.5, state), double: ifWrong(y, z, 2, state) }));
   lines.sort((a, b) => b.half.changed + b.double.changed - a.half.changed - a.double.changed);
   const of = (found) => [h("td", { class: "n" }, found.changed), h("td", { class: "n" }, fixed(100 * found.cost))];
@@ -549,14 +566,13 @@ function renderEffect() {
 }
 
 function renderLabels() {
-  $("suspects").replaceChildren(...suspicious().slice(0, SHOWN).map(({ i, z }) => card(i, h("p", {}, "Label ", h("strong", {}, nameOf(labels[i])), ", model ", h("strong", {}, nameOf(z))))));
+  $("suspects").replaceChildren(...cards("suspects", suspicious(), renderLabels, ({ i, z }) => card(i, h("p", {}, "Label ", h("strong", {}, nameOf(labels[i])), ", model ", h("strong", {}, nameOf(z))))));
 }
 
 function renderCounts() {
   const wrong = [...book.labels].filter(([i, k]) => k !== labels[i]).length;
-  $("live-answers").textContent = String(book.answers.length);
   const odd = state.contradictions.length;
-  $("live-note").textContent = odd ? some(odd, "contradiction") : "no contradiction";
+  $("live-answers").textContent = `${book.answers.length}${odd ? `, ${some(odd, "contradiction")}` : ""}`;
   $("save-labels").textContent = `labels.csv (${wrong})`;
   $("save-labels").disabled = !wrong;
 }

@@ -53,7 +53,20 @@ def test_help_lists_every_command_in_the_order_of_use():
     shown = inside("--help").stdout
     listed = re.findall(r"^│ (\w+) ", shown, re.MULTILINE)
     assert set(listed) == set(get_command(app).commands)
-    first = ["init", "data", "costs", "train", "fit", "tune", "compare", "evaluate", "report", "review", "predict", "export"]
+    first = [
+        "init",
+        "data",
+        "costs",
+        "train",
+        "fit",
+        "tune",
+        "compare",
+        "evaluate",
+        "report",
+        "review",
+        "predict",
+        "export",
+    ]
     assert listed[:13] == [*first, "demo"] and shown.index("export") < shown.index("The paper") < shown.index("demo")
 
 

@@ -113,9 +113,13 @@ def costs_merge(
         cli.show_json({"costs": str(out), "experts": [str(file) for file in files], "differ": found})
         return
     cli.show_files([out])
-    cli.say(f"{len(experts)} experts differ on {len(pairs):,} pairs, by more than a factor of {FACTOR:g} on {len(odd):,}")
+    cli.say(
+        f"{len(experts)} experts differ on {len(pairs):,} pairs, by more than a factor of {FACTOR:g} on {len(odd):,}"
+    )
     for y, z in odd or pairs[:SHOWN]:
         said = ", ".join(f"{e[y, z]:.4g}" for e in experts)
-        factor = "one says that it costs nothing" if np.isinf(merged.spread[y, z]) else f"{merged.spread[y, z]:.1f} times"
+        factor = (
+            "one says that it costs nothing" if np.isinf(merged.spread[y, z]) else f"{merged.spread[y, z]:.1f} times"
+        )
         line = f"  {classes[y]} labelled as {classes[z]}: {said}; mean {merged.costs[y, z]:.4g} ({factor})"
         cli.say(line, style="yellow" if odd else None)

@@ -150,7 +150,9 @@ def read_experts(paths: Sequence[str | os.PathLike[str]]) -> list[CostMatrix]:
         if os.fspath(path).endswith(".json"):
             answers = Answers.read(path)
             if model and answers.model != model:
-                raise InputError(f"{path} is about another model ({answers.model}, not {model}); merge answers about one")
+                raise InputError(
+                    f"{path} is about another model ({answers.model}, not {model}); merge answers about one"
+                )
             model, costs = answers.model, answers.costs()
         else:
             costs = CostMatrix.from_csv(path)

@@ -111,9 +111,7 @@ def next_comparison(pairs: int, answers: Sequence[Compared], typed: Iterable[int
     known = set(typed)
     asked = {(min(a[:2]), max(a[:2])) for a in answers} | skipped
     edges = [*(a[:2] for a in answers), *((i, min(known)) for i in known)]
-    open_ = [
-        (i, j) for i in range(pairs) for j in range(i + 1, pairs) if (i, j) not in asked and not {i, j} <= known
-    ]
+    open_ = [(i, j) for i in range(pairs) for j in range(i + 1, pairs) if (i, j) not in asked and not {i, j} <= known]
     home = next((part for part in _components(pairs, edges) if 0 in part), set())
     if links := [(i, j) for i, j in open_ if (i in home) != (j in home)]:
         return links[0]
@@ -187,9 +185,7 @@ def merge(experts: Sequence[CostMatrix]) -> Merged:
     same = np.all([e.values == experts[0].values for e in experts], axis=0)
     mean = np.where(same, experts[0].values, rounded(mean))
     units = np.array([math.log(usual_cost(e) or 1.0) for e in experts])[:, None, None]
-    high, low = (
-        side(np.where(paid, logs - units, none), 0) for side, none in ((np.max, -np.inf), (np.min, np.inf))
-    )
+    high, low = (side(np.where(paid, logs - units, none), 0) for side, none in ((np.max, -np.inf), (np.min, np.inf)))
     spread = np.where(count == len(experts), np.exp(np.where(count > 0, high - low, 0.0)), np.inf)
     spread[count == 0] = 1.0
     return Merged(CostMatrix(mean, experts[0].classes), spread)
@@ -226,7 +222,7 @@ def _chain(ends: Pair, answers: Mapping[int, Pair], typed: set[int]) -> tuple[in
         here = queue.popleft()
         if here == goal:
             return ways[here]
-        steps = [(other, ()) for other in sorted(typed)] if here in typed else []
+        steps: list[tuple[int, tuple[int, ...]]] = [(other, ()) for other in sorted(typed)] if here in typed else []
         steps += [(sum(pair) - here, (k,)) for k, pair in answers.items() if here in pair]
         for there, by in steps:
             if there not in ways:

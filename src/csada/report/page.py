@@ -40,19 +40,23 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
     """The page as text. folder: of the saved classifier, as the page's reader may type it."""
     headline, _, told = verdict(evidence).partition(". ")
     sections = {name: build(evidence) for name, build in SECTIONS.items()}
-    return templates().get_template("page.html.j2").render(
-        data=evidence.data,
-        headline=headline,
-        verdict=told,
-        command=f"csada predict {shlex.quote(folder)} INPUTS",
-        unproven=unproven(evidence),
-        trained=evidence.improved,
-        admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
-        subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
-        details=details(evidence),
-        tiles=tiles(evidence),
-        sections={name: content for name, content in sections.items() if content},
-        started=moment(evidence.started),
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            data=evidence.data,
+            headline=headline,
+            verdict=told,
+            command=f"csada predict {shlex.quote(folder)} INPUTS",
+            unproven=unproven(evidence),
+            trained=evidence.improved,
+            admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
+            subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
+            details=details(evidence),
+            tiles=tiles(evidence),
+            sections={name: content for name, content in sections.items() if content},
+            started=moment(evidence.started),
+        )
     )
 
 

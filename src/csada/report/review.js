@@ -322,7 +322,7 @@ function option(selected) {
 function card(i, ...notes) {
   const alt = `${names[i]}: ${classes[labels[i]]}`;
   const row = () => h("table", { class: "values" }, h("tbody", {}, facts.columns.map((column, c) => h("tr", {}, h("th", { scope: "row" }, column), h("td", {}, facts.rows[i][c])))));
-  const seen = images.length ? [h("img", { src: `data:image/${$("images").dataset.kind};base64,${images[i]}`, alt, loading: "lazy" })] : facts.rows.length ? [row()] : [];
+  const seen = images.length ? [h("img", { src: `data:image/${$("images").dataset.kind};base64,${images[i]}`, alt })] : facts.rows.length ? [row()] : [];
   const bars = ranked(i).filter((k, place) => (place < 3 && p[i * K + k] >= 0.005) || k === labels[i]).map((k) => {
     const bar = h("li", { class: k === labels[i] ? "truth" : "" }, h("span", {}, nameOf(k)), h("span", {}, percent(p[i * K + k], 0)));
     bar.style.setProperty("--share", p[i * K + k]);
@@ -379,7 +379,7 @@ function costControls(y, z, at) {
 const shownCost = (cost) => String(rounded(cost));
 const place = (cost) => Math.min(4, Math.max(-2, Math.log10(cost || 1e-2)));
 
-let cells = [], drawn = [];
+let cells = [], drawn = new Array(K * K).fill(""); // what the cells show
 
 function buildMap() {
   const size = K <= 12 ? "large" : K <= 30 ? "medium" : "small";
@@ -435,7 +435,7 @@ function fillMap() {
   cells.forEach((td, at) => {
     const right = at % (K + 1) === 0, value = view === "costs" ? state.costs[at] : counts[at];
     const tone = view !== "costs" ? (right ? 0.15 + 0.5 * (value / (sizes[at / (K + 1)] || 1)) : Math.sqrt(value / most)) : right ? 0 : 0.08 + 0.87 * Math.sqrt((value - low) / (high - low || 1));
-    const text = value && !(right && view === "costs") ? shown(value) : "", mark = `${text} ${tone} ${view}`;
+    const text = value && !(right && view === "costs") ? shown(value) : "", mark = text && `${text} ${tone} ${view}`;
     if (drawn[at] === mark) return;
     drawn[at] = mark;
     td.textContent = text;
@@ -715,9 +715,10 @@ $("save-answers").addEventListener("click", () => download("answers.json", answe
 $("open").addEventListener("change", (event) => take(event, (found) => { book = found; $("who").value = found.who; }));
 $("add").addEventListener("change", (event) => take(event, (found) => others.push({ who: found.who, costs: costsOf(found).costs })));
 addEventListener("beforeunload", (event) => { if (!saved) event.preventDefault(); });
-state = derive();
-const [worst] = [...state.before.keys()].filter((at) => at % (K + 1)).sort((a, b) => state.before[b] * state.costs[b] - state.before[a] * state.costs[a]);
+const before = count(labels, today), { costs: begin, source } = costsOf(book);
+const worst = before.reduce((best, n, at) => (at % (K + 1) && n * begin[at] > before[best] * begin[best] ? at : best), 1);
 cell = [Math.floor(worst / K), worst % K];
-buildMap();
-update();
-saved = true;
+state = { costs: begin, source, before, after: before, chosen: today };
+renderCell();
+const rest = () => setTimeout(() => { buildMap(); update(); saved = true; });
+Promise.resolve(document.querySelector("#cell img")?.decode()).then(rest, rest); // the first picture before all else

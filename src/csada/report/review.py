@@ -60,26 +60,33 @@ class Review:
 
 
 def page(review: Review) -> str:
-    return templates().get_template("review.html.j2").render(
-        title=review.data,
-        contains=review.contains,
-        samples=len(review.labels),
-        started=review.started,
-        program=Markup((Path(__file__).parent / "review.js").read_text(encoding="utf-8")),
-        facts=_json(
-            {
-                **{name: getattr(review, name) for name in ("data", "model", "strength", "pairs", "columns", "rows")},
-                "classes": review.costs.classes,
-                "start": review.costs.values.tolist(),
-                "labels": review.labels.tolist(),
-                "decided": review.decided.tolist(),
-                "names": review.names,
-                "constants": {"TIE": TIE, "FACTOR": FACTOR, "DIGITS": DIGITS, "FORMAT": FORMAT},
-            }
-        ),
-        probabilities=_base64(np.ascontiguousarray(review.probabilities, "<f4").tobytes()),
-        images=Markup("\n").join(map(_base64, review.images)),
-        kind="png" if review.images and review.images[0].startswith(b"\x89PNG") else "jpeg",
+    return (
+        templates()
+        .get_template("review.html.j2")
+        .render(
+            title=review.data,
+            contains=review.contains,
+            samples=len(review.labels),
+            started=review.started,
+            program=Markup((Path(__file__).parent / "review.js").read_text(encoding="utf-8")),
+            facts=_json(
+                {
+                    **{
+                        name: getattr(review, name)
+                        for name in ("data", "model", "strength", "pairs", "columns", "rows")
+                    },
+                    "classes": review.costs.classes,
+                    "start": review.costs.values.tolist(),
+                    "labels": review.labels.tolist(),
+                    "decided": review.decided.tolist(),
+                    "names": review.names,
+                    "constants": {"TIE": TIE, "FACTOR": FACTOR, "DIGITS": DIGITS, "FORMAT": FORMAT},
+                }
+            ),
+            probabilities=_base64(np.ascontiguousarray(review.probabilities, "<f4").tobytes()),
+            images=Markup("\n").join(map(_base64, review.images)),
+            kind="png" if review.images and review.images[0].startswith(b"\x89PNG") else "jpeg",
+        )
     )
 
 

@@ -22,7 +22,7 @@ from csada.sample import Sample
 from csada.workflow.probe import is_pictures, pictures
 
 CHUNK = 256  # images at once
-SMALL = 64  # pixels: images up to this are kept as they are
+SMALL = 32  # pixels: images up to this are kept as they are
 
 
 def review(
@@ -37,12 +37,15 @@ def review(
 ) -> Review:
     """costs: to begin with; by default the classifier's own, or 1 for every mistake.
 
-    images: False leaves out the images, or the values of a table's rows.
+    images: False leaves out the images, or the values of a table's rows. Cases that the classifier refers to a person are
+    shown as it would decide them itself.
     """
     adapted = classifier.adapt(splits, every_class=False)
     part = classifier.unseen(adapted, "validation", seen) if len(adapted.validation) else adapted.validation
     if not len(part):
-        raise InputError(f"{splits.name} has no validation samples to look at, or none that the model was not trained on")
+        raise InputError(
+            f"{splits.name} has no validation samples to look at, or none that the model was not trained on"
+        )
     own = classifier.costs or CostMatrix(CostMatrix.uniform(len(classifier.classes)).values, classifier.classes)
     start = own if costs is None else costs.ordered(classifier.classes)
     logits, labels = (each.numpy() for each in predict_logits(classifier.network, part))
@@ -52,6 +55,7 @@ def review(
         decision = Decision(temperature, scaling, decision.priors)
     decided = decision.automatic(own).decide(logits)
     shown, side = thumbnails_of(part, thumbnails) if images and is_pictures(part) else ((), 0)
+    columns, rows = table_of(part, classifier.input) if images and classifier.input.columns else ((), [])
     return Review(
         splits.name,
         fingerprint(classifier),
@@ -64,8 +68,9 @@ def review(
         decision.strength or 1.0,
         shown,
         side,
-        *(table_of(part, classifier.input) if images and classifier.input.columns else ()),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        columns,
+        rows,
+        datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
@@ -84,7 +89,8 @@ def thumbnails_of(part: Part, side: int) -> tuple[tuple[bytes, ...], int]:
     """Each image encoded, at most `side` pixels, and how large the largest is. Small ones keep every pixel (PNG)."""
     form = "PNG" if max(part.x.shape[2:]) <= min(side, SMALL) else "JPEG"
     encoded, largest = [], 0
-    for index in torch.arange(len(part)).split(CHUNK):
+    for first in range(0, len(part), CHUNK):
+        index = torch.arange(first, min(first + CHUNK, len(part)))
         for pixels in pictures(part.batch(index).x, part.normalization):
             image = Image.fromarray(pixels)
             image.thumbnail((side, side), Image.Resampling.LANCZOS)
@@ -96,9 +102,8 @@ def thumbnails_of(part: Part, side: int) -> tuple[tuple[bytes, ...], int]:
 
 def table_of(part: Part, sample: Sample) -> tuple[tuple[str, ...], list[list[str]]]:
     """The columns of a table and its rows as text; a missing value, or a category that training lacks, is empty."""
-    x, at, cells = part.x.numpy(), sample.numbers, []
-    for values in x[:, :at].T:
-        cells.append(["" if np.isnan(value) else f"{value:.6g}" for value in values])
+    x, at = part.x.numpy(), sample.numbers
+    cells = [["" if np.isnan(value) else f"{value:.6g}" for value in values] for values in x[:, :at].T]
     for known in sample.categories:
         found = np.nan_to_num(x[:, at : at + len(known)])
         cells.append([known[int(row.argmax())] if row.any() else "" for row in found])

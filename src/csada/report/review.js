@@ -376,7 +376,7 @@ function costControls(y, z, at) {
   return [number, slider];
 }
 
-const shownCost = (cost) => String(rounded(cost));
+const shownCost = (cost) => String(Number(cost.toPrecision(6)));
 const place = (cost) => Math.min(4, Math.max(-2, Math.log10(cost || 1e-2)));
 
 let cells = [], drawn = new Array(K * K).fill(""); // what the cells show

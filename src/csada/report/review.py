@@ -24,6 +24,7 @@ from csada.decisions.answers import FORMAT
 from csada.decisions.elicit import DIGITS, FACTOR
 from csada.errors import InputError
 from csada.report.page import templates
+from csada.report.sections import moment
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def page(review: Review) -> str:
             title=review.data,
             contains=review.contains,
             samples=len(review.labels),
-            started=review.started,
+            started=moment(review.started) if review.started else "",
             program=Markup((Path(__file__).parent / "review.js").read_text(encoding="utf-8")),
             facts=_json(
                 {

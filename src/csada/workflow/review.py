@@ -70,7 +70,7 @@ def review(
         side,
         columns,
         rows,
-        datetime.now(UTC).isoformat(timespec="seconds"),
+        f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
     )
 
 

@@ -9,12 +9,12 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from csada.costs import CostMatrix, did_you_mean
-from csada.decisions.elicit import Compared, Contradiction, contradictions, fit_scale, from_groups, rounded
+from csada.decisions.elicit import Compared, fit_scale, from_groups, rounded
 from csada.errors import InputError
 from csada.reading import build, parse_json, read_text
 
@@ -83,8 +83,10 @@ class Answers:
         if self.format != FORMAT:
             raise InputError(f"format is {self.format}; this version of csada reads {FORMAT}")
         CostMatrix(self.start, self.classes)
-        listed = [name for pair in self._listed for name in pair] + [c for g in self.groups for c in g.classes]
-        for name in listed:
+        grouped = [name for group in self.groups for name in group.classes]
+        if twice := [name for name in grouped if grouped.count(name) > 1]:
+            raise InputError(f"class {twice[0]!r} stands in two groups")
+        for name in [*(name for pair in self._listed for name in pair), *grouped]:
             if name not in self.classes:
                 raise InputError(f"unknown class {name!r}{did_you_mean(name, self.classes)}")
         for pair in self._listed:
@@ -100,15 +102,14 @@ class Answers:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Answers:
-        text, where = read_text(path), os.fspath(path)
-        signed = re.match(r'\{\s*"checksum": "([0-9a-f]{8})",\n', text.replace("\r\n", "\n"))
-        found: Answers
-        if signed and checksum(text.replace("\r\n", "\n")[signed.end() :]) != signed[1]:
-            raise InputError(f"{where} was changed after it was downloaded; download it again from the page")
-        found = build(cls, parse_json(text, where), where)
-        if not signed:
-            raise InputError(f"{where} was changed after it was downloaded; its first line must hold the checksum")
-        return replace(found, checksum=signed[1])
+        text, where = read_text(path).replace("\r\n", "\n"), os.fspath(path)
+        signed = re.match(r'\{\s*"checksum": "([0-9a-f]{8})",\n', text)
+        if not signed or checksum(text[signed.end() :]) != signed[1]:
+            raise InputError(
+                f"{where} was changed after it was downloaded, or is no answers file; download it again from the page"
+            )
+        found: Answers = build(cls, parse_json(text, where), where)
+        return found
 
     def costs(self) -> CostMatrix:
         """Typed costs, fitted ones, those that follow from groups, and elsewhere what the page began with."""
@@ -122,10 +123,6 @@ class Answers:
         group = [next((g for g, each in enumerate(self.groups) if c in each.classes), -1) for c in self.classes]
         spread = from_groups(values, known, group)
         return CostMatrix(np.where(spread == values, values, rounded(spread)), self.classes)
-
-    def contradictions(self) -> list[Contradiction]:
-        start = CostMatrix(self.start, self.classes)
-        return contradictions([start[pair] for pair in self._listed], self._compared, self._typed)
 
     @property
     def _typed(self) -> dict[int, float]:

@@ -519,7 +519,7 @@ function renderCosts() {
     h("td", { class: "n" }, `${state.before[y * K + z]} of ${sizes[y]}`),
     h("td", {}, h("div", { class: "controls" }, costControls(y, z, `cost-${i}`))),
     h("td", { class: "soft" }, state.source[y * K + z] || "as before", " ", cost === null ? "" : button("Undo", () => setCost(y, z, null), { id: `undo-${i}`, "aria-label": `Undo the cost of ${said(y, z)}` })),
-    h("td", {}, h("input", { type: "text", value: why, id: `why-${i}`, maxlength: 500, "aria-label": `Why ${said(y, z)} costs that`, oninput: (event) => { book.pairs[i].why = event.target.value; touched(); } })),
+    h("td", {}, h("input", { type: "text", value: why, id: `why-${i}`, maxlength: 500, placeholder: "why?", "aria-label": `Why ${said(y, z)} costs that`, oninput: (event) => { book.pairs[i].why = event.target.value; touched(); } })),
   )));
   const grouped = new Map(book.groups.flatMap((group) => group.classes.map((k) => [k, group.name])));
   $("group-classes").replaceChildren(...classes.map((name, k) => h("label", {}, h("input", { type: "checkbox", value: k, disabled: grouped.has(k) }), " ", h("bdi", {}, name), grouped.has(k) ? h("span", { class: "soft" }, ` (${grouped.get(k)})`) : "")));

@@ -304,6 +304,7 @@ def test_costs_by_dragging_and_typing_and_groups_for_the_rest(opened, tmp_path):
     costs = CostMatrix.from_csv(saved(tab, "costs.csv", tmp_path)).ordered(DRUGS)
     assert costs.values[y, z] == costs.values[other, z] == 12.5 and costs.values[z, y] == 1
     assert Answers.read(saved(tab, "answers.json", tmp_path)).costs() == costs
+    assert tab.locator("#groups li").all_inner_texts()[1] == f"second: {DRUGS[z]} Remove"
     tab.locator("#between button").first.click()  # a pair of groups of which nothing is known
     assert tab.locator("#pairs tr").count() == 7
     tab.locator("#undo-0").click()

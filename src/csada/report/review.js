@@ -584,7 +584,7 @@ function renderSpread() {
   const odd = at.filter((place) => state.spread[place] > FACTOR * (1 + SAME)).length;
   $("spread").replaceChildren(
     h("p", {}, h("strong", {}, `${some(people.length, "expert")}. `), `Costs on this page are now the geometric mean. ${odd ? `${some(odd, "pair")} differ by more than a factor of ${FACTOR}: talk about these.` : "No pair differs by more than a factor of three."} `, button("Leave the others out", () => { others = []; update(); })),
-    h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Spread between experts" }, h("table", {}, h("caption", {}, "Where the experts differ, most first"),
+    h("div", { class: "sideways", tabindex: 0, role: "group", "aria-label": "Spread between experts" }, h("table", {}, h("caption", {}, "Where the experts differ, most first"),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Mistake"), people.map((who) => h("th", { scope: "col", class: "n" }, who)), h("th", { scope: "col", class: "n" }, "Mean"), h("th", { scope: "col", class: "n" }, "Factor"))),
       h("tbody", {}, at.slice(0, 2 * SHOWN).map((place) => h("tr", { class: state.spread[place] > FACTOR * (1 + SAME) ? "odd" : "" }, h("th", { scope: "row" }, pairOf(Math.floor(place / K), place % K)), state.all.map((costs) => h("td", { class: "n" }, shown(costs[place]))), h("td", { class: "n" }, shown(state.costs[place])), h("td", { class: "n" }, shown(state.spread[place], 2))))))),
   );

@@ -53,8 +53,8 @@ def test_help_lists_every_command_in_the_order_of_use():
     shown = inside("--help").stdout
     listed = re.findall(r"^│ (\w+) ", shown, re.MULTILINE)
     assert set(listed) == set(get_command(app).commands)
-    first = ["init", "data", "costs", "train", "fit", "tune", "compare", "evaluate", "check", "report", "predict"]
-    assert listed[:15] == [*first, "export", "decide", "diff", "demo"]
+    first = ["init", "data", "costs", "train", "fit", "tune", "compare", "evaluate", "check", "report", "review"]
+    assert listed[:16] == [*first, "predict", "export", "decide", "diff", "demo"]
     assert shown.index("export") < shown.index("The paper") < shown.index("demo")
 
 

@@ -158,6 +158,8 @@ methods = "penalty"
 model = "model"
 [report]
 folder = "model"
+[review]
+model = "model"
 [export]
 model = "model"
 [predict]
@@ -186,7 +188,7 @@ def told(root, *words):
     return [line for line in run.stderr.splitlines() if not line.startswith("settings from")]
 
 
-@pytest.mark.parametrize("command", ["evaluate", "report", "export", "predict"])
+@pytest.mark.parametrize("command", ["evaluate", "report", "review", "export", "predict"])
 def test_of_two_models_the_cheaper_on_validation_is_taken_and_named(both, command):
     words = [command, *(["zero.png", "--out", "rows.csv"] if command == "predict" else [])]
     Image.new("L", (8, 8)).save(both / "zero.png")
@@ -197,7 +199,7 @@ def test_of_two_models_the_cheaper_on_validation_is_taken_and_named(both, comman
         f"takes tuned/model: it costs less on validation, {was[0]:.2f} against {was[1]:.2f} per 100 predictions; "
         "to take the other, name model"
     ]
-    named = [command, "model", *(["digits"] if command == "evaluate" else words[1:])]
+    named = [command, "model", *(["digits"] if command in ("evaluate", "review") else words[1:])]
     assert told(both, *named) == []  # what is named is taken, without a word
 
 

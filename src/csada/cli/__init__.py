@@ -8,7 +8,20 @@ import signal
 import sys
 from typing import Any
 
-from csada.cli import check, costs, data, decide, diff, evaluate, fit, paper, project, ship, train  # noqa: F401 - each adds its commands
+from csada.cli import (  # noqa: F401 - each adds its commands
+    check,
+    costs,
+    data,
+    decide,
+    diff,
+    evaluate,
+    fit,
+    paper,
+    project,
+    review,
+    ship,
+    train,
+)
 from csada.cli.common import Terminated, app, warn
 from csada.errors import InputError, RunError
 

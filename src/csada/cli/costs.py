@@ -15,7 +15,7 @@ from csada.errors import InputError
 if TYPE_CHECKING:
     from csada.costs import CostMatrix
 
-costs_app = typer.Typer(no_args_is_help=True, help="What mistakes cost: write a template, check a file.")
+costs_app = typer.Typer(no_args_is_help=True, help="What mistakes cost: write a template, check a file, merge experts.")
 cli.app.add_typer(costs_app, name="costs")
 
 SHOWN = 10  # of the costliest mistakes

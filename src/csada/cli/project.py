@@ -20,7 +20,14 @@ if typing.TYPE_CHECKING:
     from csada.workflow.project import Commands
 
 FILE = "csada.toml"
-TAKE = ("evaluate", "check", "report", "export", "predict")  # a model that fit or tune made: their first argument
+TAKE = (
+    "evaluate",
+    "check",
+    "report",
+    "review",
+    "export",
+    "predict",
+)  # a model that fit or tune made: their first argument
 NAMES = ("data", "costs", "pretrained")  # text that may be a path
 STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
 
@@ -46,6 +53,7 @@ PANELS = {  # of csada --help, with the commands in the order in which a user ne
         "evaluate",
         "check",
         "report",
+        "review",
         "predict",
         "export",
         "decide",

@@ -22,8 +22,7 @@ from csada.report.sections import SECTIONS, critical, moment, number, percent, p
 CRITICAL = "Critical errors"
 
 
-def page(evidence: Evidence, folder: str = "FOLDER", looked: Looked | None = None) -> str:
-    """The page as text. folder: of the saved classifier, as the page's reader may type it. looked: see csada check."""
+def templates() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -35,22 +34,31 @@ def page(evidence: Evidence, folder: str = "FOLDER", looked: Looked | None = Non
     environment.filters["number"] = number
     environment.filters["price"] = price
     environment.filters["percent"] = percent
+    return environment
+
+
+def page(evidence: Evidence, folder: str = "FOLDER", looked: Looked | None = None) -> str:
+    """The page as text. folder: of the saved classifier, as the page's reader may type it. looked: see csada check."""
     headline, _, told = verdict(evidence).partition(". ")
     acceptance = looked and {"title": "Acceptance", "looked": looked, "jointly": JOINTLY}
     sections = {"results": None, "acceptance": acceptance} | {name: build(evidence) for name, build in SECTIONS.items()}
-    return environment.get_template("page.html.j2").render(
-        data=evidence.data,
-        headline=headline,
-        verdict=told,
-        command=f"csada predict {shlex.quote(folder)} INPUTS",
-        unproven=unproven(evidence),
-        trained=evidence.improved,
-        admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
-        subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
-        details=details(evidence) + (f" {on_features(evidence)}" if "features" in evidence.options else ""),
-        tiles=tiles(evidence),
-        sections={name: content for name, content in sections.items() if content},
-        started=moment(evidence.started),
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            data=evidence.data,
+            headline=headline,
+            verdict=told,
+            command=f"csada predict {shlex.quote(folder)} INPUTS",
+            unproven=unproven(evidence),
+            trained=evidence.improved,
+            admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
+            subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
+            details=details(evidence) + (f" {on_features(evidence)}" if "features" in evidence.options else ""),
+            tiles=tiles(evidence),
+            sections={name: content for name, content in sections.items() if content},
+            started=moment(evidence.started),
+        )
     )
 
 

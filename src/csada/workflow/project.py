@@ -285,6 +285,10 @@ out = "tuned"
 folder = "model"
 out = "report.html"
 
+[review]  # optional: a page in which an expert says what mistakes cost
+model = "model"
+out = "review.html"
+
 [export]
 model = "model"
 out = "model.onnx"

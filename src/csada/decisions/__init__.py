@@ -12,7 +12,9 @@ from csada.decisions.calibration import (
     prior_ratio,
     stratified_folds,
 )
+from csada.decisions.constrained import Kept, enough, test_part, within_limits
 from csada.decisions.curves import CoverageCurve, cost_coverage_curve, threshold_for_budget
+from csada.decisions.limits import Judged, Limit, Limits, judged
 from csada.decisions.rules import (
     RULES,
     STRENGTHS,
@@ -47,6 +49,10 @@ __all__ = [
     "Decided",
     "Decision",
     "Frontier",
+    "Judged",
+    "Kept",
+    "Limit",
+    "Limits",
     "MinimumExpectedCost",
     "Mixture",
     "Rule",
@@ -60,17 +66,21 @@ __all__ = [
     "cost_coverage_curve",
     "cross_fitted",
     "decide",
+    "enough",
     "fit_calibration",
     "fit_scaling",
     "fit_temperature",
     "frontier",
     "greedy",
     "held_out",
+    "judged",
     "mean_cost",
     "mixed",
     "prior_ratio",
     "same_up_to",
     "select",
     "stratified_folds",
+    "test_part",
     "threshold_for_budget",
+    "within_limits",
 ]

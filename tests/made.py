@@ -27,6 +27,7 @@ def made_evidence(
     sure=(2.5, 4.0),
     samples=300,
     costs=None,
+    referral_cost=None,
     pictures=True,
     data="<b>pills</b>",
     **changes,
@@ -35,7 +36,7 @@ def made_evidence(
     rules = {"before": RULE, "after": RULE} if rules is None else rules
     k, draw = len(classes), np.random.default_rng(0)
     table = np.where(np.eye(k), 0.0, draw.pareto(1.5, (k, k)) + 1) if costs is None else np.asarray(costs, float)
-    arrays = {"costs": table}
+    arrays = {"costs": table} | ({} if referral_cost is None else {"referral_cost": np.array([referral_cost])})
     for part in ("validation", "test"):
         labels = np.arange(samples) % k
         noise = draw.normal(size=(samples, k))

@@ -30,7 +30,7 @@ def cost_matrices(draw, min_classes=2, max_classes=6):
     cells = st.one_of(st.just(0.0), st.floats(1e-3, 1e6))
     values = np.array(draw(st.lists(st.lists(cells, min_size=n, max_size=n), min_size=n, max_size=n)))
     np.fill_diagonal(values, 0)
-    return csada.CostMatrix(values)
+    return csada.CostMatrix(values, referral_cost=draw(st.none() | st.floats(0, 1e6)))
 
 
 def mlp(classes=4, features=5, seed=0, scale=3.0, dtype=torch.float64):

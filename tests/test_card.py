@@ -66,8 +66,8 @@ def test_a_class_without_a_decided_test_sample_is_named():
 
 
 def test_referred_cases_count_and_are_told():
-    refers = Decision(0.35, strength=0.5, referral_cost=0.25)
-    evidence = made_evidence("before + rule", rules={"before": refers})
+    refers = Decision(0.35, strength=0.5, refer_above=0.25)
+    evidence = made_evidence("before + rule", rules={"before": refers}, referral_cost=0.25)
     e, predicted = evidence.test["before + rule"], evidence.decided("before + rule")
     paid = np.where(predicted < 0, 0.25, evidence.costs.values[evidence.labels(), predicted])
     text = card(evidence, "8 numbers")

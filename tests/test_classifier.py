@@ -53,7 +53,8 @@ def trained(digits):
 @pytest.fixture(scope="module")
 def improved(digits, trained):
     """With everything that a classifier can have."""
-    return improve(trained, digits, COSTS, options={"epochs": 1, "steps": 1}, refer=0.1)
+    costs = CostMatrix(COSTS.values, COSTS.classes, referral_cost=0.5)
+    return improve(trained, digits, costs, options={"epochs": 1, "steps": 1}, refer=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -344,7 +345,7 @@ HOSTILE = {
     "a view that is not allowed": (changed("views", value=["mirror"]), "digits were not mirrored in training"),
     "a file elsewhere": (changed("members", 0, "file", value="../model/model.safetensors"), "weights in model.safeten"),
     "a rule": (changed("decision", "priors", value=[1.0]), "each of the 10 classes"),
-    "a referral": (changed("decision", "referral_cost", value=-1), "referral_cost is -1"),
+    "a referral": (changed("decision", "refer_above", value=-1), "refer_above is -1"),
     "a row": (changed("evidence", "chosen", value="later"), "chosen is 'later'; known rows: before"),
     "a side": (changed("evidence", "rules", "between", value={}), "rules are for before, after, between"),
     "its rule": (changed("evidence", "rules", "before", "priors", value=[1.0]), "each of the 10 classes"),

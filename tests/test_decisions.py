@@ -389,13 +389,13 @@ def test_right_priors_save_cost_where_the_frequencies_changed():
 
 @settings(deadline=None)
 @given(problems(), st.floats(0, 50), st.sampled_from([0.0, 0.3, 1.0]))
-def test_referring_never_costs_more_in_expectation(problem, referral_cost, strength):
+def test_referring_never_costs_more_in_expectation(problem, price, strength):
     logits, costs = problem
     rule = MinimumExpectedCost(costs, strength=strength)
-    predicted, alone = Abstention(rule, referral_cost)(logits), rule(logits)
+    predicted, alone = Abstention(rule, price)(logits), rule(logits)
     expected = rule.decide(logits).expected_costs
     rows = np.arange(len(logits))
-    with_referral = np.where(predicted == REFER, referral_cost, expected[rows, predicted])
+    with_referral = np.where(predicted == REFER, price, expected[rows, predicted])
     assert (with_referral <= expected[rows, alone]).all()
     assert (predicted[predicted != REFER] == alone[predicted != REFER]).all()
 
@@ -409,7 +409,7 @@ def test_a_person_who_costs_nothing_takes_every_doubt_and_a_dear_one_none():
 
 def test_an_evaluation_with_referrals_pays_for_them():
     logits, labels = sampled(500)
-    costs = CostMatrix.pareto(4, seed=1)
+    costs = CostMatrix(CostMatrix.pareto(4, seed=1).values, referral_cost=0.3)
     rule = MinimumExpectedCost(costs)
     scores = Scores(torch.from_numpy(logits), torch.from_numpy(labels))
     evaluation = evaluate_scores(scores, costs, Abstention(rule, 0.3))
@@ -431,6 +431,8 @@ def test_the_coverage_curve_is_what_ever_higher_thresholds_pay():
         kept = decided != REFER
         assert curve.coverage[i] == pytest.approx(kept.mean())
         assert curve.cost[i] == pytest.approx(rule.costs.values[labels[kept], decided[kept]].mean())
+        others = rule.costs.values[labels, rule(logits)][~kept]
+        assert curve.worth[i] == pytest.approx(others.mean() if len(others) else np.nan, nan_ok=True)
     assert curve.cost[99] < 0.5 * curve.cost[-1]  # the surest third is cheap
 
 
@@ -520,8 +522,8 @@ SCORES = Scores(torch.from_numpy(LOGITS), torch.from_numpy(LABELS))
         (lambda: replace(RULE, priors=(1.0, 2.0, -1.0, 1.0)), "zero or more"),
         (lambda: replace(RULE, temperature=0.0), "temperature must be a positive number, got 0.0"),
         (lambda: replace(RULE, strength=1.5), "strength must be from 0 .* got 1.5"),
-        (lambda: Abstention(RULE, -0.1), "referral_cost is -0.1; .* zero or more"),
-        (lambda: Abstention(RULE, float("nan")), "referral_cost is nan"),
+        (lambda: Abstention(RULE, -0.1), "refer_above is -0.1; .* zero or more"),
+        (lambda: Abstention(RULE, float("nan")), "refer_above is nan"),
         (lambda: threshold_for_budget(LOGITS, RULE, 7), "share of cases .* from 0 to 1; got 7"),
         (lambda: MinimumExpectedCost.within_budget(LOGITS, LABELS, RULE.costs, -1), "from 0 to 1; got -1"),
         (
@@ -557,22 +559,23 @@ def test_under_a_single_costly_pair_certain_samples_keep_their_class():
     assert MinimumExpectedCost(costs)(np.log(p)).tolist() == decide(p, costs).chosen.tolist() == [0, 1, 1, 3]
 
 
-@pytest.mark.parametrize("referral_cost", [None, 0.25])
+@pytest.mark.parametrize("above", [None, 0.25])
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_a_rule_goes_through_json_and_decides_the_same(calibration, referral_cost):
+def test_a_rule_goes_through_json_and_decides_the_same(calibration, above):
     logits = np.random.default_rng(0).normal(size=(200, 4)) * 2
     labels = (logits + np.random.default_rng(1).normal(size=logits.shape)).argmax(1)
     costs = CostMatrix.pareto(4, seed=1)
     rule = replace(MinimumExpectedCost.calibrated(logits, labels, costs, calibration), priors=(1, 2, 1, 0.5))
-    rule = rule if referral_cost is None else Abstention(rule, referral_cost)
+    rule = rule if above is None else Abstention(rule, above)
     back = build(Decision, json.loads(json.dumps(plain(Decision.of(rule)))), "rule").rule(costs)
     np.testing.assert_array_equal(back(logits), rule(logits))
     assert back == rule
 
 
-def test_a_file_from_when_the_scaling_was_called_vector_is_read():
+def test_a_file_from_when_fields_had_other_names_is_read():
     old = {"temperature": 2.0, "vector": {"scale": [1.0, 2.0], "bias": [0.0, 0.5]}, "priors": None, "strength": 0.5}
-    assert build(Decision, old, "file") == Decision(2.0, Scaling((1.0, 2.0), (0.0, 0.5)), strength=0.5)
+    now = Decision(2.0, Scaling((1.0, 2.0), (0.0, 0.5)), strength=0.5, refer_above=0.25)
+    assert build(Decision, old | {"referral_cost": 0.25}, "file") == now
     assert build(Decision, old | {"vector": None}, "file") == Decision(2.0, strength=0.5)
 
 

@@ -95,7 +95,10 @@ def test_a_fitted_folder_tells_the_whole_run(base, fitted, splits):
             "after",
             ("--costs", "uniform", "--method", "cost_weighted", "--lr", "0.05", "--epochs", "12", "--scale", "0.13"),
         ),
-        ("after + rule", ("--costs", "pareto:1", "--method", "cost_weighted", "--lr", "0.05", "--refer", "0.1")),
+        (
+            "after + rule",
+            ("--costs", "pareto:1", "--method", "cost_weighted", "--lr", "0.05", "--referral-cost", "0.3"),
+        ),
     ],
 )
 def test_what_is_saved_decides_as_the_row_that_validation_chose(weak, splits, tmp_path, row, words):

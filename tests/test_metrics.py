@@ -142,20 +142,20 @@ def test_a_table_that_cannot_be_costs_is_refused(table, message):
 
 @pytest.mark.parametrize("own_costs", [False, True])
 def test_a_referred_case_costs_its_referral_and_is_neither_right_nor_wrong(own_costs):
-    costs = CostMatrix([[0, 10], [2, 0]])
+    costs = CostMatrix([[0, 10], [2, 0]], referral_cost=0.5)
     truth, predicted = np.array([0, 0, 1, 1, 1]), np.array([0, 1, 1, REFER, REFER])
     table = costs.values[truth] if own_costs else None
-    evaluation = Evaluation.of(truth, predicted, costs, example_costs=table, referral_cost=0.5)
+    evaluation = Evaluation.of(truth, predicted, costs, example_costs=table)
     assert (evaluation.samples, evaluation.referred, evaluation.coverage) == (5, 2, 0.6)
     assert evaluation.accuracy == pytest.approx(2 / 3)
     assert evaluation.total_cost == 10 + 2 * 0.5
     assert evaluation.mean_cost == pytest.approx(11 / 5)
-    assert "5 samples (2 referred, 60.0 % automatic)" in str(evaluation)
+    assert "2 of 5 cases are left to a person, at 0.5 each" in str(evaluation)
 
 
 def test_the_interval_counts_referrals_too():
     truth, predicted = np.zeros(200, int), np.repeat([0, REFER], 100)
-    evaluation = Evaluation.of(truth, predicted, CostMatrix.uniform(2), referral_cost=1.0)
+    evaluation = Evaluation.of(truth, predicted, CostMatrix([[0, 1], [1, 0]], referral_cost=1.0))
     low, high = evaluation.interval("mean_cost")
     spread = 1.96 * np.sqrt(0.25 / 200)
     assert (low, high) == pytest.approx((0.5 - spread, 0.5 + spread), abs=0.01)
@@ -178,12 +178,12 @@ def test_the_interval_counts_referrals_too():
 )
 def test_what_cannot_be_counted_is_refused(truth, predicted, message, referral_cost):
     with pytest.raises(InputError, match=message):
-        Evaluation.of(truth, predicted, CostMatrix.uniform(2), referral_cost=referral_cost)
+        Evaluation.of(truth, predicted, CostMatrix([[0, 1], [1, 0]], referral_cost=referral_cost))
 
 
 def test_the_truth_of_a_referred_case_must_be_a_class_too():
     with pytest.raises(InputError, match="truth 7 is out of range"):
-        Evaluation.of([0, 7], [0, REFER], CostMatrix.uniform(2), referral_cost=0.5)
+        Evaluation.of([0, 7], [0, REFER], CostMatrix([[0, 1], [1, 0]], referral_cost=0.5))
 
 
 def test_no_samples_cost_nothing_and_promise_nothing():
@@ -199,9 +199,9 @@ def test_no_samples_cost_nothing_and_promise_nothing():
 @pytest.mark.parametrize("own_costs", [False, True])
 @pytest.mark.parametrize(("predicted", "cost"), [(0, 0), (1, 3), (REFER, 0.5)])
 def test_one_sample_is_all_there_is(predicted, cost, own_costs):
-    costs = CostMatrix([[0, 3], [1, 0]])
+    costs = CostMatrix([[0, 3], [1, 0]], referral_cost=0.5)
     table = costs.values[[0]] if own_costs else None
-    e = Evaluation.of([0], [predicted], costs, example_costs=table, referral_cost=0.5)
+    e = Evaluation.of([0], [predicted], costs, example_costs=table)
     assert (e.samples, e.coverage, e.accuracy) == (1, predicted != REFER, predicted == 0)
     assert e.total_cost == e.mean_cost == cost
     assert e.interval("mean_cost") == e.interval("total_cost") == (cost, cost)
@@ -238,6 +238,18 @@ def test_one_trial_bounds_a_rate_from_one_side_only(errors, bounds):
     assert exact_bounds(0, 0) == (0, 1)
 
 
-def test_a_referral_without_a_price_is_refused():
-    with pytest.raises(InputError, match="prediction -1 is out of range"):
-        Evaluation.of([0, 1], [0, REFER], CostMatrix.uniform(2))
+@pytest.mark.parametrize("own_costs", [False, True])
+def test_a_referral_without_a_price_counts_as_decided_and_the_others_are_judged_apart(own_costs):
+    costs = CostMatrix([[0, 10], [2, 0]])
+    truth, automatic = np.array([0, 0, 1, 1, 1]), np.array([0, 1, 1, 0, 0])
+    table = costs.values[truth] if own_costs else None
+    e = Evaluation.of(truth, np.array([0, 1, 1, REFER, 0]), costs, example_costs=table, automatic=automatic)
+    every = Evaluation.of(truth, automatic, costs, example_costs=table)
+    assert np.array_equal(e.confusion, every.confusion)
+    for name in ("samples", "accuracy", "mean_cost", "total_cost"):
+        assert getattr(e, name) == getattr(every, name)
+    assert e.interval("mean_cost") == every.interval("mean_cost")
+    assert (e.referred, e.coverage, e.decided.samples, e.decided.total_cost) == (1, 0.8, 4, 12)
+    assert "1 of 5 cases are left to a person. What that costs is not given" in str(e)
+    with pytest.raises(InputError, match="what that costs is not known; give costs with a referral_cost"):
+        Evaluation.of([0, 1], [0, REFER], costs)

@@ -25,6 +25,7 @@ from csada.shipping.onnx_file import OUTPUTS
 from csada.sklearn import CSADAClassifier, MinimumExpectedCostClassifier
 
 CASES, SAMPLES = 1000, 6
+PRICE = 0.37  # of a referral, whatever the threshold
 SIZES = dict.fromkeys(("train", *HELD_OUT), SAMPLES)
 NOWHERE = Environment("", None, "", {}, "", 1)
 NAMES = tuple(OUTPUTS)
@@ -115,7 +116,7 @@ def in_the_report(rule, logits, labels):
     costs, row = rule_costs(rule), "before + rule"
     read = {"before": build(Decision, json.loads(json.dumps(plain(Decision.of(rule)))), "rule")}
     arrays = {f"before_{part}": logits for part in HELD_OUT} | {f"{part}_labels": labels for part in HELD_OUT}
-    arrays |= {"costs": costs.values}
+    arrays |= {"costs": costs.values, "referral_cost": np.array([PRICE])}
     return Evidence("", costs.classes, SIZES, "", "", {}, 0.5, 0.0, read, row, (), NOWHERE, "", arrays=arrays)
 
 
@@ -192,7 +193,7 @@ def test_a_thousand_cases_are_decided_alike_everywhere(session):
         np.testing.assert_allclose(criterion, decided.criterion, rtol=1e-12, atol=1e-12 * max(unit, 1))
 
         labels = np.random.default_rng(seed).integers(0, rule.classes, SAMPLES)
-        real = np.where(final == REFER, getattr(whole, "referral_cost", 0.0), rule.costs.values[labels, final])
+        real = np.where(final == REFER, PRICE, rule.costs.values[labels, final])
         report = in_the_report(whole, logits, labels)
         assert np.array_equal(report.paid("before + rule"), real), seed
         table = np.zeros((rule.classes, rule.classes + 1), int)

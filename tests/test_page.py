@@ -73,7 +73,7 @@ def seen(text):
     return " ".join(unescape(re.sub(r"<[^>]+>", "", text)).split())
 
 
-REFERS = Decision(0.35, strength=0.5, referral_cost=0.3)
+REFERS = Decision(0.35, strength=0.5, refer_above=0.3)
 
 
 MEMBERS = (Admission("given", 0.3, 0.9), Admission("restart", 0.2, 0.91))
@@ -83,7 +83,7 @@ MEMBERS = (Admission("given", 0.3, 0.9), Admission("restart", 0.2, 0.91))
 @pytest.mark.parametrize("rule", [RULE, REFERS], ids=["decides", "refers"])
 @pytest.mark.parametrize(("row", "sides"), [*((row, 2) for row in ROWS), ("before", 1), ("before + rule", 1)])
 def test_page_card_and_verdict_agree(row, sides, rule, members):
-    evidence = made_evidence(row, rules=dict.fromkeys(("before", "after")[:sides], rule))
+    evidence = made_evidence(row, rules=dict.fromkeys(("before", "after")[:sides], rule), referral_cost=0.3)
     if members:
         evidence = replace(evidence, method="auto", admissions=members)
     told, shown, text = verdict(evidence), page(evidence), card(evidence, "8 x 8 pixels")
@@ -174,7 +174,8 @@ def test_pictured_mistakes_are_named_by_their_files():
 
 @pytest.mark.parametrize("refers", [False, True])
 def test_tables_whose_rows_add_up_say_the_total(refers):
-    evidence = made_evidence(sure=(1.0, 1.5), rules=dict.fromkeys(("before", "after"), REFERS) if refers else None)
+    rules = dict.fromkeys(("before", "after"), REFERS) if refers else None
+    evidence = made_evidence(sure=(1.0, 1.5), rules=rules, referral_cost=0.3)
     text, e = page(evidence), evidence.test["after + rule"]
     foot = [seen(part) for part in re.findall(r"<tfoot>(.*?)</tfoot>", text, re.DOTALL)]
     wrong = e.confusion.sum() - np.trace(e.confusion)
@@ -358,14 +359,17 @@ def test_rows_that_decide_alike_are_not_set_side_by_side():
 
 
 def test_referred_cases_have_a_column_and_a_price():
-    evidence = made_evidence(rules={"before": RULE, "after": Decision(0.35, strength=0.5, referral_cost=0.05)})
+    evidence = made_evidence(
+        rules={"before": RULE, "after": Decision(0.35, strength=0.5, refer_above=0.05)}, referral_cost=0.05
+    )
     referred = np.unique(evidence.labels()[evidence.decided("after + rule") < 0])
     text = page(evidence)
     assert len(referred) and ">Referred</th>" in text and "that it decides itself" in text
     assert text.count("labelled as referred: ") >= len(referred)
     assert f"points, on {100 * evidence.test[evidence.chosen].coverage:.1f}\u00a0% of the cases" in text
-    assert "Accuracy is over the cases that are not referred." in text
-    nobody = page(made_evidence(rules={"before": RULE, "after": Decision(strength=0.5, referral_cost=0.0)}))
+    assert "cases are left to a person, at 0.05 each; accuracy and errors are of the others." in text
+    everything = {"before": RULE, "after": Decision(strength=0.5, refer_above=0.0)}
+    nobody = page(made_evidence(rules=everything, referral_cost=0.05))
     assert 'data-value="nan"' not in nobody  # all are referred: a pair without samples has no rate
 
 

@@ -175,16 +175,19 @@ def test_what_is_remembered_of_some_scores_is_not_taken_for_others():
 
 def test_no_sample_takes_part_in_the_choice_of_its_own_decision():
     logits, right = LIBRARY["model 0"], (LIBRARY["model 1"].argmax(1) == LABELS).astype(float)
-    found = held_out(logits, LABELS, COSTS, budget=0.01, reference=right, refer=0.1)
+    costs = CostMatrix(COSTS.values, COSTS.classes, referral_cost=0.2)
+    found = held_out(logits, LABELS, costs, budget=0.01, reference=right, refer=0.1)
     kind, folds, differs = choose_calibration(logits, LABELS), stratified_folds(LABELS), 0
-    everything = choose(logits, LABELS, COSTS, budget=0.01, reference=right, refer=0.1, calibration=kind).rule(COSTS)
+    everything = choose(logits, LABELS, costs, budget=0.01, reference=right, refer=0.1, calibration=kind).rule(costs)
     for fold in range(folds.max() + 1):
         out, others = folds == fold, folds != fold
         known = {"reference": right[others], "refer": 0.1, "calibration": kind}
-        rule = choose(logits[others], LABELS[others], COSTS, budget=0.01, **known).rule(COSTS)
+        rule = choose(logits[others], LABELS[others], costs, budget=0.01, **known).rule(costs)
         assert np.array_equal(found[out], rule(logits[out]))
         differs += int((found[out] != everything(logits[out])).sum())
     assert differs > 0  # what they chose for themselves is something else
+    assert (found == REFER).any()
+    assert (held_out(logits, LABELS, COSTS, budget=0.01, reference=right, refer=0.1) != REFER).all()  # no price
 
 
 def test_stored_scores_are_averaged_as_a_classifier_averages_its_networks():

@@ -34,7 +34,7 @@ from csada.data.splits import PARTS, Part, Splits, seen
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, Rule, argmax
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.evidence import Evidence, Training
+from csada.evidence import Evidence, Training, arrays_of, costs_in
 from csada.folders import CONFIG, replaced
 from csada.metrics import REFER, Evaluation
 from csada.models.members import Member, as_network, check_members, check_views
@@ -116,7 +116,7 @@ class Classifier:
         if self.evidence is not None:
             if self.evidence.classes != self.classes:
                 raise InputError("the evidence is about other classes")
-            if self.costs is None or not np.array_equal(self.costs.values, self.evidence.arrays.get("costs", ())):
+            if self.costs is None or "costs" not in self.evidence.arrays or self.costs != self.evidence.costs:
                 raise InputError("the evidence is about other costs; evidence=None leaves it out")
         if len(self.members) > 1:
             check_members(self.members, self.input, len(self.classes))
@@ -165,7 +165,7 @@ class Classifier:
             if each.input != first.input:
                 same = " normalised otherwise" if str(each.input) == str(first.input) else ""
                 raise InputError(f"classifier {number} takes {each.input}{same}; the first takes {first.input}")
-            if each.costs and costs and not np.array_equal(each.costs.values, costs.values):
+            if each.costs and costs and each.costs != costs:
                 raise InputError(
                     f"classifier {number} has other costs; replace(classifier, costs=None) leaves them out"
                 )
@@ -371,7 +371,7 @@ class Classifier:
             outdated = [member.file for member in read_signed(Path(folder), _Manifest, FORMAT).members]
         arrays: dict[str, Any] = {"trained_on": self.trained_on}
         if self.costs is not None:
-            arrays["costs"] = self.costs.values
+            arrays |= arrays_of(self.costs)
         if self.evidence is not None:
             arrays |= self.evidence.arrays
         with replaced(Path(folder), outdated) as new:
@@ -401,7 +401,7 @@ class Classifier:
         where, facts = str(folder / CONFIG), {name: getattr(manifest, name) for name in SHARED}
         try:
             evidence = _complete(manifest.evidence, arrays)
-            costs = CostMatrix(arrays["costs"], manifest.classes) if "costs" in arrays else None
+            costs = costs_in(arrays, manifest.classes) if "costs" in arrays else None
             trained_on = arrays.get("trained_on", np.empty(0, np.uint64))
             return cls(members, costs=costs, trained_on=trained_on, evidence=evidence, **facts)
         except InputError as error:

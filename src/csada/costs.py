@@ -24,10 +24,13 @@ Pair = tuple[int, int]
 ClassLike = int | str
 
 LIST = ["truth", "predicted", "cost"]  # the header of a list of costs
+REFERRED = "(refer)"  # stands where a class would: what leaving a case to a person costs
 
 
 class CostMatrix:
     """A square table of costs, checked once on the way in and never changed afterwards.
+
+    referral_cost: what it costs to leave a case to a person, in the same unit; None: not known.
 
     >>> costs = CostMatrix.from_pairs(["trazodone", "glipizide"], {("trazodone", "glipizide"): 10})
     >>> costs["trazodone", "glipizide"], costs["glipizide", "trazodone"]
@@ -36,8 +39,11 @@ class CostMatrix:
 
     values: NDArray[np.float64]
     classes: tuple[str, ...]
+    referral_cost: float | None
 
-    def __init__(self, values: ArrayLike, classes: Iterable[ClassLike] | None = None) -> None:
+    def __init__(
+        self, values: ArrayLike, classes: Iterable[ClassLike] | None = None, referral_cost: float | None = None
+    ) -> None:
         try:
             table = np.array(values, dtype=np.float64) + 0.0  # -0.0 becomes 0.0: equal tables have equal bytes
         except (TypeError, ValueError) as error:
@@ -60,13 +66,25 @@ class CostMatrix:
         refuse(~np.isfinite(table), "costs must be finite numbers")
         refuse(table < 0, "costs must be zero or more")
         refuse(np.diag(np.diag(table)) != 0, "a correct prediction must cost 0 (the diagonal)")
+        if referral_cost is not None:
+            if not 0 <= referral_cost < np.inf:
+                raise InputError(
+                    f"referral_cost is {referral_cost:g}; give what leaving a case to a person costs, zero or more"
+                )
+            if REFERRED in names:
+                raise InputError(f"a class is named {REFERRED}, which stands for leaving a case to a person; rename it")
         table.flags.writeable = False
         self.values, self.classes = table, names
-        self._hash = hash((names, table.tobytes()))
+        self.referral_cost = None if referral_cost is None else float(referral_cost) + 0.0
+        self._hash = hash((names, table.tobytes(), self.referral_cost))
 
     @classmethod
     def from_pairs(
-        cls, classes: Sequence[ClassLike], pairs: Mapping[tuple[ClassLike, ClassLike], float], default: float = 1.0
+        cls,
+        classes: Sequence[ClassLike],
+        pairs: Mapping[tuple[ClassLike, ClassLike], float],
+        default: float = 1.0,
+        referral_cost: float | None = None,
     ) -> CostMatrix:
         """`pairs` maps (truth, predicted) to its cost; every other mistake costs `default`.
 
@@ -85,7 +103,7 @@ class CostMatrix:
             if y == z:
                 raise InputError(f"pair ({truth!r}, {predicted!r}) is no mistake and must cost 0; leave it out")
             values[y, z] = cost
-        return cls(values, classes)
+        return cls(values, classes, referral_cost)
 
     @classmethod
     def uniform(cls, n: int, cost: float = 1.0) -> CostMatrix:
@@ -113,7 +131,8 @@ class CostMatrix:
 
         A table names the predicted classes in its header and the true ones in its first column. A list has the header
         truth,predicted,cost and one line per mistake: `*` stands for every class, the more exact line wins, a correct
-        prediction costs 0, and extra columns are ignored. classes: their order; a file with others is refused.
+        prediction costs 0, and extra columns are ignored. What it costs to leave a case to a person is the line
+        `*,(refer),0.5` of a list, or a last row `(refer),0.5` of a table. classes: their order; a file with others is refused.
         """
         path = Path(path)
         rows = _read_rows(path)
@@ -125,7 +144,7 @@ class CostMatrix:
         costs = cls(*(_from_list if is_list else _from_table)(path, rows))
         if classes is None:
             return costs
-        strange = [str(row.line) for row in rows[1:] if {*row.cells[: 1 + is_list]} - {*classes, "*"}]
+        strange = [str(row.line) for row in rows[1:] if {*row.cells[: 1 + is_list]} - {*classes, "*", REFERRED}]
         lines = f", line{'s' * (len(strange) > 1)} {some}," if (some := ", ".join(strange[:10])) else ""
         return costs.ordered(classes, f"{path}{lines}")
 
@@ -155,14 +174,21 @@ class CostMatrix:
         yield ["truth \\ predicted", *self.classes]
         for name, row in zip(self.classes, self.values, strict=True):
             yield [_first(name), *map(_text, row)]
+        if self.referral_cost is not None:
+            yield [REFERRED, _text(self.referral_cost)]
 
     def _list(self) -> Iterator[list[str]]:
-        if "*" in self.classes:
-            raise InputError("a list of costs cannot hold a class named '*', which means every class; write a table")
+        for name, meaning in (("*", "every class"), (REFERRED, "leaving a case to a person")):
+            if name in self.classes:
+                raise InputError(
+                    f"a list of costs cannot hold a class named {name!r}, which means {meaning}; write a table"
+                )
         costs, counts = np.unique(self.values[~np.eye(len(self), dtype=bool)], return_counts=True)
         usual = costs[counts.argmax()]
         yield [*LIST, "why"]
         yield ["*", "*", _text(usual), "every mistake that is not listed"]
+        if self.referral_cost is not None:
+            yield ["*", REFERRED, _text(self.referral_cost), "leaving a case to a person"]
         yield from ([_first(name), name, "0", "right"] for name in self.classes)
         for y, z in np.argwhere((self.values != usual) & ~np.eye(len(self), dtype=bool)):
             yield [_first(self.classes[y]), self.classes[z], _text(self.values[y, z]), ""]
@@ -186,14 +212,15 @@ class CostMatrix:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CostMatrix):
             return NotImplemented
-        return self.classes == other.classes and np.array_equal(self.values, other.values)
+        same = self.classes == other.classes and self.referral_cost == other.referral_cost
+        return same and np.array_equal(self.values, other.values)
 
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[CostMatrix], tuple[NDArray[np.float64], tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[CostMatrix], tuple[NDArray[np.float64], tuple[str, ...], float | None]]:
         """Built anew when unpickled: hashes of strings differ between processes, and NumPy forgets what is read-only."""
-        return CostMatrix, (self.values, self.classes)
+        return CostMatrix, (self.values, self.classes, self.referral_cost)
 
     def weights(self, tau: float = 1.0) -> NDArray[np.float64]:
         """c~ of the paper: sums to 1 over all pairs, or is all zero when no cost is positive."""
@@ -226,7 +253,7 @@ class CostMatrix:
         if changes := name_changes(self.classes, classes):
             raise InputError(f"{source} names other classes than the data: {changes}")
         order = [self.index(str(name)) for name in classes]
-        return CostMatrix(self.values[np.ix_(order, order)], classes)
+        return CostMatrix(self.values[np.ix_(order, order)], classes, self.referral_cost)
 
     def __str__(self) -> str:
         cells = [["truth \\ predicted", *self.classes]]
@@ -236,9 +263,10 @@ class CostMatrix:
         return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
 
     def __repr__(self) -> str:
+        referral = "" if self.referral_cost is None else f", a referral costs {self.referral_cost:g}"
         if len(self) <= 12:
-            return f"CostMatrix(rows: truth, columns: prediction)\n{self}"
-        return f"CostMatrix({len(self)} classes, costs {self.values.min():g} to {self.values.max():g})"
+            return f"CostMatrix(rows: truth, columns: prediction{referral})\n{self}"
+        return f"CostMatrix({len(self)} classes, costs {self.values.min():g} to {self.values.max():g}{referral})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -294,8 +322,14 @@ def _cells(row: list[str]) -> list[str]:
     return cells
 
 
-def _from_table(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[str]]:
-    columns = rows[0].cells[1:]
+def _from_table(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[str], float | None]:
+    columns, price = rows[0].cells[1:], None
+    if REFERRED not in columns:
+        priced = [row for row in rows[1:] if row.cells[0] == REFERRED]
+        rows = [row for row in rows if row not in priced]
+        if len(priced) > 1 or any(len(row.cells) != 2 for row in priced):
+            raise InputError(f"{path}, line {priced[-1].line}: write what a referral costs once, as {REFERRED},0.5")
+        price = _number(path, priced[0], 1, "*", REFERRED) if priced else None
     names = [row.cells[0] for row in rows[1:]]
     for where, given in (("header", columns), ("first column", names)):
         for i, name in enumerate(given):
@@ -316,10 +350,10 @@ def _from_table(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list
             )
         for z, column in enumerate(order):
             values[y, z] = _number(path, row, 1 + column, names[y], names[z])
-    return values, names
+    return values, names, price
 
 
-def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[str]]:
+def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[str], float | None]:
     costs: dict[tuple[str, str], float] = {}
     for row in rows[1:]:
         truth, predicted = [*row.cells, ""][:2]
@@ -327,9 +361,14 @@ def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[
             raise InputError(f"{path}, line {row.line}: a cell is missing; write truth,predicted,cost")
         if (truth, predicted) in costs:
             raise InputError(f"{path}, line {row.line}: calling {truth!r} {predicted!r} stands above already; keep one")
+        if REFERRED in (truth, predicted) and truth != "*":
+            raise InputError(
+                f"{path}, line {row.line}: a referral costs the same whatever the truth; write *,{REFERRED},0.5"
+            )
         cost = costs[truth, predicted] = _number(path, row, 2, truth, predicted)
         if truth == predicted != "*" and cost != 0:
             raise InputError(f"{path}, line {row.line}: calling {truth!r} what it is must cost 0, not {cost:g}")
+    price = costs.pop(("*", REFERRED), None)
     names = list(dict.fromkeys(name for pair in costs for name in pair if name != "*"))
     values = np.full((len(names), len(names)), np.nan)
     for pair in sorted(costs, key=lambda pair: -pair.count("*")):  # the more exact line has the last word
@@ -340,7 +379,7 @@ def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[
         y, z = missing[0]
         unsaid = f"{path} does not say what calling {names[y]!r} {names[z]!r} costs"
         raise InputError(f"{unsaid}; add a line *,*,1 for every mistake that is not listed")
-    return values, names
+    return values, names, price
 
 
 def _number(path: Path, row: _Row, column: int, truth: str, predicted: str) -> float:
@@ -352,9 +391,8 @@ def _number(path: Path, row: _Row, column: int, truth: str, predicted: str) -> f
     try:
         return float(text.replace(row.decimal, "."))
     except ValueError:
-        raise InputError(
-            f"{path}, line {row.line}: cost of calling {truth!r} {predicted!r} is {text!r}, no number"
-        ) from None
+        what = "a referral" if (truth, predicted) == ("*", REFERRED) else f"calling {truth!r} {predicted!r}"
+        raise InputError(f"{path}, line {row.line}: cost of {what} is {text!r}, no number") from None
 
 
 def _text(cost: float) -> str:

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from csada.costs import CostMatrix
 from csada.data.batches import Data, as_part, batches
 from csada.data.splits import Part
-from csada.decisions import RULES, CostsByTruth, Rule, as_array
+from csada.decisions import RULES, Abstention, CostsByTruth, Rule, as_array
 from csada.errors import InputError
 from csada.metrics import Evaluation, check_table
 from csada.models.members import averaged as averaged
@@ -101,7 +101,7 @@ def evaluate_scores(
         np.asarray(decision(scores.logits)),
         costs,
         example_costs=None if example_costs is None else as_array(example_costs),
-        referral_cost=getattr(decision, "referral_cost", None),
+        automatic=np.asarray(decision.rule(scores.logits)) if isinstance(decision, Abstention) else None,
     )
 
 

@@ -6,7 +6,7 @@ of the comparison is a model (a side: before, after) and how it decides (by argm
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 
 INTERPOLATES = 0.01  # training loss without augmentation below which a model counts as fitting its data
 HELD_OUT = ("validation", "test")
+PRICE = "referral_cost"  # the array of one number that holds it
 ROWS = {
     "before": "the model as it was",
     "before + rule": "the model as it was, with the decision rule",
@@ -109,7 +110,7 @@ class Evidence:
     method: str
     options: dict[str, Any]
     budget: float  # points of accuracy that may be lost on validation, against "before"
-    refer: float  # the share of cases that may be left to a person
+    refer: float | None  # the share of cases that may be left to a person; None: any, where a referral has a price
     rules: dict[str, Decision]  # of each side
     chosen: str
     history: tuple[EpochLine, ...]
@@ -139,9 +140,11 @@ class Evidence:
                 self._array(f"{side}_{part}", "f", (len(labels), k))
                 if part == "validation" and f"{side}_held_out" in self.arrays:
                     found = self._array(f"{side}_held_out", "i", (len(labels),))
-                    refers = self.rules[side].referral_cost is not None
+                    refers = self.rules[side].refer_above is not None
                     numbers.append(found[found != REFER] if refers else found)
         self._array("costs", "f", (k, k))
+        if PRICE in self.arrays:
+            self._array(PRICE, "f", (1,))
         for rule in self.rules.values():
             rule.rule(self.costs)  # refuses what does not fit the classes
         for group in PICTURES:
@@ -183,7 +186,7 @@ class Evidence:
 
     @cached_property
     def costs(self) -> CostMatrix:
-        return CostMatrix(self.arrays["costs"], self.classes)
+        return costs_in(self.arrays, self.classes)
 
     @cached_property
     def validation(self) -> dict[str, Evaluation]:
@@ -202,8 +205,17 @@ class Evidence:
         """How the saved classifier decides."""
         return self.rules[side_of(self.chosen)] if "rule" in self.chosen else Decision.of(argmax)
 
+    @property
+    def must_refer(self) -> bool:
+        """Whether a share of the cases is to be left to a person, at no stated price."""
+        return bool(self.refer) and self.costs.referral_cost is None
+
     def rule(self, row: str) -> Rule:
         return self.rules[side_of(row)].rule(self.costs) if "rule" in row else argmax
+
+    def automatic(self, row: str) -> Rule:
+        """The row's rule, without a person."""
+        return self.rules[side_of(row)].automatic(self.costs) if "rule" in row else argmax
 
     def logits(self, side: str, part: str = "test") -> Array:
         return np.asarray(self.arrays[f"{side}_{part}"])
@@ -212,21 +224,27 @@ class Evidence:
         return np.asarray(self.arrays[f"{part}_labels"])
 
     def decided(self, row: str, part: str = "test") -> Array:
-        """[N]: the row's prediction for every sample, REFER where a person decides.
+        """[N]: the row's prediction for every sample, REFER where a person decides; without a price for that, nowhere.
 
         On validation a rule decides each sample as it does when it is fitted to the others: see decisions.held_out.
         """
-        if "rule" in row and part == "validation" and (name := f"{side_of(row)}_held_out") in self.arrays:
-            return np.asarray(self.arrays[name])
-        return np.asarray(self.rule(row)(self.logits(side_of(row), part)))
+        side, priced = side_of(row), self.costs.referral_cost is not None
+        found = np.asarray((self.rule(row) if priced else self.automatic(row))(self.logits(side, part)))
+        if "rule" in row and part == "validation" and (name := f"{side}_held_out") in self.arrays:
+            held_out = np.asarray(self.arrays[name])
+            return (
+                held_out if priced else np.where(held_out == REFER, found, held_out)
+            )  # older ones refer without a price
+        return found
 
     def evaluation(self, row: str, part: str = "test") -> Evaluation:
         """On validation a cost is half counted and half expected, so that rare mistakes that it lacks by chance choose less."""
-        price = self.rules[side_of(row)].referral_cost if "rule" in row else None
         half = self._half_expected[side_of(row)] if part == "validation" else None
-        return Evaluation.of(
-            self.labels(part), self.decided(row, part), self.costs, example_costs=half, referral_cost=price, name=row
-        )
+        decided = automatic = self.decided(row, part)
+        if self.costs.referral_cost is None:
+            left = np.asarray(self.rule(row)(self.logits(side_of(row), part))) == REFER
+            decided = np.where(left, REFER, automatic)
+        return Evaluation.of(self.labels(part), decided, self.costs, example_costs=half, automatic=automatic, name=row)
 
     @cached_property
     def _half_expected(self) -> dict[str, Array | None]:
@@ -242,24 +260,25 @@ class Evidence:
 
     def paid(self, row: str) -> NDArray[np.float64]:
         """[N]: what every test sample cost."""
-        predicted, price = self.decided(row), self.test[row].referral_cost
+        predicted, price = self.decided(row), self.costs.referral_cost or 0.0
         return np.where(predicted == REFER, price, self.costs.values[self.labels(), predicted])
 
     def cheapest(self) -> str:
         """The row that costs least on validation among those that lose at most `budget` points of accuracy there.
 
         Of equals the first side, which changes least, and of this the rule, which knows of mistakes that validation lacks;
-        unless all mistakes cost the same.
+        unless all mistakes cost the same. A share that is to be referred at no stated price needs a rule: only that refers.
+        Accuracy is that of deciding every case.
         """
         labels, values = self.labels("validation"), self.costs.values
         uniform = len(np.unique(values[~np.eye(len(values), dtype=bool)])) == 1
 
         def accuracy(row: str) -> float:
-            decided = np.asarray(self.rule(row)(self.logits(side_of(row), "validation")))
-            return float((decided == labels)[decided != REFER].mean()) if (decided != REFER).any() else 0.0
+            return float((np.asarray(self.automatic(row)(self.logits(side_of(row), "validation"))) == labels).mean())
 
-        def order(row: str) -> tuple[float, bool, bool]:
-            return self.validation[row].mean_cost, side_of(row) == "after", ("rule" in row) == uniform
+        def order(row: str) -> tuple[bool, float, bool, bool]:
+            cannot = self.must_refer and "rule" not in row
+            return cannot, self.validation[row].mean_cost, side_of(row) == "after", ("rule" in row) == uniform
 
         needed = accuracy("before") - self.budget / 100 - 1e-12
         return min((row for row in self.validation if accuracy(row) >= needed), key=order)
@@ -268,6 +287,16 @@ class Evidence:
         """The 95 % interval of the change in cost per 100 predictions on test: paired, since both decided the same samples."""
         low, high = bootstrap_paid(self.paid(second) - self.paid(first), "mean_cost")
         return Interval(100 * low, 100 * high)
+
+
+def arrays_of(costs: CostMatrix) -> dict[str, Array]:
+    """The costs as a file keeps them; `costs_in` reads them."""
+    price = costs.referral_cost
+    return {"costs": costs.values} | ({} if price is None else {PRICE: np.array([price])})
+
+
+def costs_in(arrays: Mapping[str, Any], classes: Sequence[str]) -> CostMatrix:
+    return CostMatrix(arrays["costs"], classes, float(arrays[PRICE][0]) if PRICE in arrays else None)
 
 
 def side_of(row: str) -> str:

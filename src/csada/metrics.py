@@ -6,7 +6,7 @@ Pure NumPy, so that records can be read, compared and reported where there is no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -191,8 +191,10 @@ class PairError(NamedTuple):
 class Evaluation:
     """What a model got right and wrong, and what that cost.
 
-    Costs are over all cases, so that referring them is never free; accuracy and pair errors are over those decided
-    automatically, which are the share `coverage`. With costs per sample (`paid`) every cost is what was really paid.
+    Costs are over all cases, and referring one is never free. Where the costs have a price for it (`referral_cost`), a
+    referred case is charged that; accuracy and pair errors are over the others. Where they have none, every number is as if
+    all cases had been decided automatically, and those really decided are judged apart (`decided`). With costs per sample
+    (`paid`) every cost is what was really paid.
     """
 
     confusion: Counts
@@ -200,7 +202,7 @@ class Evaluation:
     name: str = field(default="", kw_only=True)
     paid: Paid | None = field(default=None, kw_only=True)
     referred: int = field(default=0, kw_only=True)
-    referral_cost: float = field(default=0.0, kw_only=True)
+    decided: Evaluation | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(
@@ -210,37 +212,63 @@ class Evaluation:
         costs: CostMatrix,
         *,
         example_costs: ArrayLike | None = None,
-        referral_cost: float | None = None,
+        automatic: ArrayLike | None = None,
         name: str = "",
     ) -> Evaluation:
         """From labels and predictions.
 
         example_costs: [N, K], what predicting each class costs for that very sample, its truth being known; a correct
-        prediction pays its entry too, usually 0. referral_cost: what a prediction of REFER (-1) costs; without it there
-        may be none.
+        prediction pays its entry too, usually 0. A prediction of REFER (-1) costs `costs.referral_cost`; where that is None,
+        `automatic` must say what else would have been predicted for each sample.
         """
-        truth, predicted = _class_numbers(truth, predicted, len(costs), 0 if referral_cost is None else REFER)
-        kept = predicted != REFER
+        truth, predicted = _class_numbers(truth, predicted, len(costs), REFER)
+        kept, fee = predicted != REFER, costs.referral_cost
+        if fee is None and not kept.all():
+            if automatic is None:
+                raise InputError(
+                    "a case is referred (prediction -1), but what that costs is not known; give costs with a referral_cost"
+                )
+            whole = cls.of(truth, automatic, costs, example_costs=example_costs, name=name)
+            table = None if example_costs is None else np.asarray(example_costs)[kept]
+            decided = cls.of(truth[kept], predicted[kept], costs, example_costs=table, name=name)
+            return replace(whole, referred=int((~kept).sum()), decided=decided)
         confusion = confusion_counts(truth[kept], predicted[kept], len(costs))
-        fee = referral_cost or 0.0
         paid = None
         if example_costs is not None:
             table = check_table(example_costs, "example costs", (len(truth), len(costs)))
-            by_sample = np.where(predicted == REFER, fee, table[np.arange(len(truth)), predicted])
+            by_sample = np.where(kept, table[np.arange(len(truth)), predicted], fee or 0.0)
             by_pair = np.zeros(confusion.shape)
             np.add.at(by_pair, (truth[kept], predicted[kept]), by_sample[kept])
             paid = Paid(by_sample, by_pair)
-        referred = len(truth) - int(confusion.sum())
-        return cls(confusion, costs, name=name, paid=paid, referred=referred, referral_cost=fee)
+        return cls(confusion, costs, name=name, paid=paid, referred=int((~kept).sum()))
+
+    @property
+    def charged(self) -> int:
+        """The referred cases that are charged a price, and not counted as if they had been decided."""
+        return 0 if self.decided is not None else self.referred
 
     @property
     def samples(self) -> int:
-        return int(self.confusion.sum()) + self.referred
+        return int(self.confusion.sum()) + self.charged
 
     @property
     def coverage(self) -> float:
         """The share of cases that were decided automatically."""
-        return float(self.confusion.sum() / max(self.samples, 1))
+        return (self.samples - self.referred) / max(self.samples, 1)
+
+    @property
+    def referral(self) -> str:
+        """In words: how many cases are left to a person, and what that does to the numbers. "" where none is."""
+        if not self.referred:
+            return ""
+        left = f"{self.referred:,} of {self.samples:,} cases are left to a person"
+        if self.decided is None:
+            return f"{left}, at {self.costs.referral_cost:g} each; accuracy and errors are of the others."
+        apart = f"{100 * self.decided.mean_cost:.2f} per 100 at {100 * self.decided.accuracy:.2f} % accuracy"
+        return (
+            f"{left}. What that costs is not given, so the numbers are those of deciding every case automatically. The "
+            f"{self.decided.samples:,} others alone cost {apart}."
+        )
 
     @property
     def accuracy(self) -> float:
@@ -250,7 +278,7 @@ class Evaluation:
     def total_cost(self) -> float:
         if self.paid is not None:
             return float(self.paid.by_sample.sum())
-        return total_cost(self.confusion, self.costs) + self.referred * self.referral_cost
+        return total_cost(self.confusion, self.costs) + self.charged * (self.costs.referral_cost or 0.0)
 
     @property
     def mean_cost(self) -> float:
@@ -292,7 +320,7 @@ class Evaluation:
         if self.paid is not None and statistic != "accuracy":
             return bootstrap_paid(self.paid.by_sample, statistic, confidence, draws, seed)
         check_statistic(statistic)
-        counts, n = np.append(self.confusion, self.referred), self.samples
+        counts, n = np.append(self.confusion, self.charged), self.samples
         if n == 0:
             return Interval(float("nan"), float("nan"))
         cells = np.flatnonzero(counts)
@@ -301,17 +329,17 @@ class Evaluation:
             automatic = tables @ np.append(np.ones(self.confusion.size), 0.0)[cells]
             values = tables @ np.append(np.eye(len(self.confusion)), 0.0)[cells] / np.maximum(automatic, 1)
         else:
-            values = tables @ np.append(self.costs.values, self.referral_cost)[cells]
+            values = tables @ np.append(self.costs.values, self.costs.referral_cost or 0.0)[cells]
             values = values if statistic == "total_cost" else values / n
         return _percentiles(values, confidence)
 
     def __str__(self) -> str:
         low, high = self.interval("mean_cost")
-        referred = f" ({self.referred:,} referred, {100 * self.coverage:.1f} % automatic)" if self.referred else ""
         lines = [
-            f"{self.samples:,} samples{referred}, accuracy {100 * self.accuracy:.2f} %, "
+            f"{self.samples:,} samples, accuracy {100 * self.accuracy:.2f} %, "
             f"cost per 100 predictions {100 * self.mean_cost:.2f} "
             f"(two-sided 95 %: {100 * low:.2f} to {100 * high:.2f}), total cost {self.total_cost:g}",
+            *filter(None, [self.referral]),
             *(f"  {pair}" for pair in self.top_pairs(3)),
         ]
         return "\n".join(lines)

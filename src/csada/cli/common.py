@@ -124,7 +124,11 @@ def show_members(evidence: Evidence) -> None:
 def numbers(e: Evaluation) -> dict[str, Any]:
     """An evaluation as plain values."""
     cost = {"mean_cost": e.mean_cost, "interval": e.interval("mean_cost").named()}
-    return {"samples": e.samples, "accuracy": e.accuracy, **cost, "coverage": e.coverage}
+    person = {"coverage": e.coverage, "referred": e.referred, "referral_cost": e.costs.referral_cost}
+    apart = (
+        None if e.decided is None else {name: getattr(e.decided, name) for name in ("samples", "accuracy", "mean_cost")}
+    )
+    return {"samples": e.samples, "accuracy": e.accuracy, **cost, **person, "decided": apart}
 
 
 def row_numbers(evidence: Evidence) -> dict[str, Any]:

@@ -32,10 +32,12 @@ The line *,*,{default} is every mistake that is not listed. Add a line for each 
   {truth},{predicted},10,why this is bad
 A star stands for every class: {truth},*,5 is any mistake on {truth}. The more exact line wins.
 Keep the lines in which truth and prediction are the same: they say which classes there are.
+If a person can decide doubtful cases, say what that costs: *,(refer),0.5,somebody looks
 """
 TABLE_IN_WORDS = """
 Rows are the truth, columns the prediction: 10 in row {truth}, column {predicted}
 is paid when {truth} is labelled as {predicted}.
+If a person can decide doubtful cases, say what that costs in a last row: (refer),0.5
 """
 
 
@@ -104,6 +106,8 @@ def costs_check(
         f"{scale['largest']:g}, {scale['mean']:.4g} on average. A right answer costs 0.",
         f"The truth comes first (the row of a table, the first name in a list): {found['orientation']}.",
     ]
+    if table.referral_cost is not None:
+        lines += [f"Leaving a case to a person costs {table.referral_cost:g}."]
     if costliest:
         lines += ["If that is the wrong way round, swap truth and prediction in the file.", "\nThe costliest mistakes:"]
         lines += [f"  {pair['truth']} labelled as {pair['predicted']} costs {pair['cost']:g}" for pair in costliest]
@@ -175,6 +179,11 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
                 warnings += [
                     f"labelling anything as {name} is free: a rule that avoids costs would always answer {name}"
                 ]
+    price = costs.referral_cost
+    if price == 0:
+        warnings += ["leaving a case to a person is free: every case that leaves any doubt would be referred"]
+    elif price is not None and price >= largest > 0:
+        warnings += [f"leaving a case to a person costs {price:g}, no less than any mistake: no case would be referred"]
     unproven = [
         {"truth": names[y], "predicted": names[z], "samples": (n := test[names[y]]), "at_most": named_bound(0, n)}
         for y, z in shown
@@ -183,6 +192,7 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
     return {
         "classes": list(names),
         "orientation": orientation,
+        "referral_cost": price,
         "costs": {"mistakes": mistakes.size, "smallest": smallest, "largest": largest, "mean": float(mistakes.mean())},
         "costliest": [{"truth": names[y], "predicted": names[z], "cost": float(values[y, z])} for y, z in shown],
         "ties": int(ties),

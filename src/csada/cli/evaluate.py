@@ -72,11 +72,11 @@ def evaluate(
     if known:
         cli.warn(f"the model was trained on {known:,} of these {e.samples:,} samples: that flatters it")
     low, high = e.interval("mean_cost")
-    referred = f"; {e.referred:,} left to a person, {100 * e.coverage:.1f} % decided itself" if e.referred else ""
     judged = f"{part} ({why})" if why else part
     cli.say(
         f"{splits.name}, {judged}, by {told}: {e.samples:,} samples, accuracy {100 * e.accuracy:.2f} %, cost per "
-        f"100 predictions {100 * e.mean_cost:.2f} (95 %: {100 * low:.2f} to {100 * high:.2f}){referred}",
+        f"100 predictions {100 * e.mean_cost:.2f} (95 %: {100 * low:.2f} to {100 * high:.2f})",
+        *filter(None, [e.referral]),
         "the costliest mistakes:",
         *(f"  {pair} at {pair.cost:.4g}" for pair in e.top_pairs(5)),
         "the most frequent mistakes:" if confused else "no mistakes",

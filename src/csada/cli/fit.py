@@ -20,6 +20,7 @@ Budget = Annotated[
     float, Option(min=0, max=100, help="Accuracy budget: points that may be lost on validation; 100: any.")
 ]
 Method = Annotated[str, Option(help="The method, such as csada, cost_weighted or sosr.")]
+REFER = "Share of cases that may be left to a person, at most; by default any if that has a cost, else none."
 SET = "Any option of fit or of the method; repeatable."
 BatchSize = Annotated[int | None, Option(min=1, help="By default 64 to 512, at most an eighth of the samples.")]
 
@@ -43,7 +44,10 @@ def fit_command(
     lr: Annotated[float | None, Option(help="Of one method: 0.001 for cnn and mlp, less for ResNets.")] = None,
     batch_size: BatchSize = None,
     budget: Budget = 0.5,
-    refer: Annotated[float, Option(min=0, max=1, help="Share of cases that may be left to a person; 0: none.")] = 0.0,
+    refer: Annotated[float | None, Option(min=0, max=1, help=REFER)] = None,
+    referral_cost: Annotated[
+        float | None, Option(help="What leaving a case to a person costs, instead of what the costs say.")
+    ] = None,
     seed: int = 0,
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
@@ -68,6 +72,7 @@ def fit_command(
 
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
+    from csada.costs import CostMatrix
     from csada.errors import InputError
     from csada.folders import reserved
     from csada.report.card import verdict
@@ -91,6 +96,8 @@ def fit_command(
         data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore
     )
     table = costs_for(costs, start.classes)
+    if referral_cost is not None:
+        table = CostMatrix(table.values, table.classes, referral_cost)
     told = {"data": data, "start": str(model), "costs": costs, "method": method, "seed": seed, **settings}
     common: dict[str, Any] = {"budget": budget, "refer": refer, "seen": seen}
     with (
@@ -130,8 +137,6 @@ def fit_command(
         "Accuracy in %, cost per 100 predictions; on validation the mean of counted and expected cost. Validation chose the "
         "row with *: it is what was saved."
     )
-    if end.referred:
-        cli.say(f"{end.referred:,} of {end.samples:,} test cases are left to a person; accuracy is of the rest.")
     cli.say(*(str(pair) for pair in end.top_pairs()))
     attacks = [pair for line in evidence.history for pair in line.attacks]
     if attacks and not any(pair.reached for pair in attacks):

@@ -13,10 +13,13 @@ from csada.errors import InputError
 
 
 class CoverageCurve(NamedTuple):
-    """The share of cases decided automatically, surest first, and the mean cost that these really had."""
+    """The share of cases decided automatically, surest first; the mean cost that these really had; and the mean cost that
+    the others would have had: leaving these to a person pays where that person costs less. NaN where there are none.
+    """
 
     coverage: Floats
     cost: Floats
+    worth: Floats
 
 
 def cost_coverage_curve(logits: Any, labels: Any, rule: MinimumExpectedCost) -> CoverageCurve:
@@ -24,14 +27,15 @@ def cost_coverage_curve(logits: Any, labels: Any, rule: MinimumExpectedCost) -> 
     _, truth = labelled(logits, labels, rule.classes)
     decided = rule.decide(logits)
     order = np.argsort(decided.doubt, kind="stable")
-    counts = np.arange(1, len(truth) + 1)
-    return CoverageCurve(counts / len(truth), np.cumsum(realised(rule.costs, truth, decided.chosen)[order]) / counts)
+    counts, paid = np.arange(1, len(truth) + 1), realised(rule.costs, truth, decided.chosen)[order]
+    spent, others = np.cumsum(paid), len(truth) - counts
+    worth = np.divide(paid.sum() - spent, others, out=np.full(len(truth), np.nan), where=others > 0)
+    return CoverageCurve(counts / len(truth), spent / counts, worth)
 
 
 def threshold_for_budget(logits: Any, rule: MinimumExpectedCost, budget: float) -> float:
-    """The lowest referral cost under which at most the share `budget` of these (validation) cases is referred.
-
-    `Abstention(rule, threshold)` then refers the costliest: the threshold is the price at which the budget is used up.
+    """The lowest threshold with which `Abstention(rule, threshold)` refers at most the share `budget` of these (validation)
+    cases: those that are expected to cost most.
     """
     if not 0 <= budget <= 1:
         raise InputError(f"budget is the share of cases that may be referred, from 0 to 1; got {budget}")

@@ -334,23 +334,26 @@ class ThresholdMoving:
 
 @dataclass(frozen=True)
 class Abstention:
-    """The rule's decision, or REFER (-1), a person's, where the decision is expected to cost more than that person.
+    """The rule's decision, or REFER (-1), a person's, where the decision is expected to cost more than `refer_above`.
 
-    Expected costs are real ones, whatever the rule's strength: referring never costs more in expectation than not to.
+    Expected costs are real ones, whatever the rule's strength: at the price of a referral (`CostMatrix.referral_cost`) or
+    above it, referring never costs more in expectation than not to.
     Where limits charge for a decision, that counts too (`Decided.doubt`).
     """
 
     rule: MinimumExpectedCost
-    referral_cost: float
+    refer_above: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.referral_cost < math.inf:
-            raise InputError(f"referral_cost is {self.referral_cost}; give what a referred case costs, zero or more")
+        if not 0 <= self.refer_above < math.inf:
+            raise InputError(
+                f"refer_above is {self.refer_above}; give the expected cost above which a person decides, zero or more"
+            )
 
     @property
     def limit(self) -> float:
-        """The highest expected cost that is still decided: the referral cost itself, up to rounding."""
-        return float(same_up_to(self.referral_cost, mean_cost(self.rule.costs)))
+        """The highest expected cost that is still decided: the threshold itself, up to rounding."""
+        return float(same_up_to(self.refer_above, mean_cost(self.rule.costs)))
 
     def __call__(self, logits: Any) -> Any:
         decided = self.rule.decide(logits)
@@ -365,10 +368,10 @@ class Decision:
     scaling: Scaling | None = None
     priors: tuple[float, ...] | None = None
     strength: float = 0.0
-    referral_cost: float | None = None
+    refer_above: float | None = None
     multipliers: Matrix | None = None
 
-    FORMER: ClassVar = {"vector": "scaling"}  # names in older files
+    FORMER: ClassVar = {"vector": "scaling", "referral_cost": "refer_above"}  # names in older files
 
     @classmethod
     def of(cls, rule: Rule) -> Decision:
@@ -379,8 +382,8 @@ class Decision:
             raise InputError(
                 f"{type(inner).__name__} cannot be kept; only MinimumExpectedCost with a cost matrix, or argmax"
             )
-        price = rule.referral_cost if isinstance(rule, Abstention) else None
-        return cls(inner.temperature, inner.scaling, inner.priors, inner.strength, price, inner.multipliers)
+        above = rule.refer_above if isinstance(rule, Abstention) else None
+        return cls(inner.temperature, inner.scaling, inner.priors, inner.strength, above, inner.multipliers)
 
     def automatic(self, costs: CostMatrix) -> MinimumExpectedCost:
         """The rule for those costs, without a person."""
@@ -388,7 +391,7 @@ class Decision:
 
     def rule(self, costs: CostMatrix) -> MinimumExpectedCost | Abstention:
         rule = self.automatic(costs)
-        return rule if self.referral_cost is None else Abstention(rule, self.referral_cost)
+        return rule if self.refer_above is None else Abstention(rule, self.refer_above)
 
 
 def realised(costs: Costs, truth: Labels, predicted: Labels) -> Floats:

@@ -186,24 +186,34 @@ def choose(
     budget: float = 0.005,
     reference: Any = None,
     needed: float | None = None,
-    refer: float = 0.0,
+    refer: float | None = 0.0,
     calibration: str | None = None,
 ) -> Decision:
     """How to decide by these (validation) scores: the calibration, the strength and what is left to a person.
 
-    budget, reference, needed: as for `MinimumExpectedCost.within_budget`. refer: the share of cases that a person may take.
+    budget, reference, needed: as for `MinimumExpectedCost.within_budget`. refer: the share of cases that a person may take,
+    None: any. Where the costs say what a referral costs, only cases that are expected to cost more are referred; where they
+    do not, the costliest share is, and None is none.
     """
     calibration = calibration or choose_calibration(logits, labels)
     rule = MinimumExpectedCost.within_budget(
         logits, labels, costs, budget, needed=needed, reference=reference, calibration=calibration
     )
-    return Decision.of(Abstention(rule, threshold_for_budget(logits, rule, refer)) if refer > 0 else rule)
+    price = costs.referral_cost
+    if refer == 0 or (refer is None and price is None):
+        return Decision.of(rule)
+    above = 0.0 if refer is None else threshold_for_budget(logits, rule, refer)
+    return Decision.of(Abstention(rule, max(above, price or 0.0)))
 
 
-def held_out(logits: Any, labels: Any, costs: CostMatrix, *, budget: float, reference: Any, refer: float) -> Labels:
+def held_out(
+    logits: Any, labels: Any, costs: CostMatrix, *, budget: float, reference: Any, refer: float | None
+) -> Labels:
     """[N]: how each (validation) sample is decided by what `choose` finds on the other folds. So no sample judges a
-    decision that it chose, and a calibration with many parameters looks no better than it is.
+    decision that it chose, and a calibration with many parameters looks no better than it is. Without a price, no sample
+    is referred: its cost would not be known.
     """
+    refer = 0.0 if costs.referral_cost is None else refer
     scores, truth = labelled(logits, labels, len(costs))
     right, folds, found = as_array(reference), stratified_folds(truth), np.empty(len(truth), np.int64)
     calibration = choose_calibration(scores, truth)

@@ -16,17 +16,20 @@ SHOWN = 5  # pairs that are named
 
 
 def verdict(evidence: Evidence) -> str:
-    """Three sentences: what to use; what that achieves on test; whether that is proven. A fourth where samples were seen."""
+    """Three sentences: what to use; what that achieves on test; whether that is proven. More where cases are referred, or
+    samples were seen.
+    """
     row, start = evidence.chosen, evidence.test["before"]
     use = evidence.test[row]
-    itself = f" on the {100 * use.coverage:.1f} % of cases that it decides itself" if use.referred else ""
+    itself = f" on the {100 * use.coverage:.1f} % of cases that it decides itself" if use.charged else ""
     costs = f"{_cost(use)} per 100 predictions (95 %: {_interval(use)}) at {100 * use.accuracy:.2f} % accuracy{itself}"
-    flattered = f" {evidence.seen:,} validation and test samples were in its training data, which flatters all numbers."
-    flattered *= evidence.seen > 0
+    referral = use.referral or "No test case is left to a person." * bool(evidence.refer)
+    flattered = f"{evidence.seen:,} validation and test samples were in its training data, which flatters all numbers."
+    more = "".join(f" {text}" for text in (referral, flattered * (evidence.seen > 0)) if text)
     if row == "before":
         return (
             f"Keep the model as it was. On test it costs {costs}. Nothing is saved: on validation nothing else costs less "
-            f"within {evidence.budget:g} points of accuracy.{flattered}"
+            f"within {evidence.budget:g} points of accuracy.{more}"
         )
     low, high = evidence.change("before", row)
     change = f"{100 * (use.mean_cost - start.mean_cost):+.2f} per 100 predictions (95 %: {low:+.2f} to {high:+.2f})"
@@ -34,7 +37,7 @@ def verdict(evidence: Evidence) -> str:
     return (
         f"Use {ROWS[row]}. On test it costs {costs}; the model as it was costs {_cost(start)} at "
         f"{100 * start.accuracy:.2f} %. The change, {change}, is "
-        f"{'a saving beyond chance' if high < 0 else proven}.{flattered}"
+        f"{'a saving beyond chance' if high < 0 else proven}.{more}"
     )
 
 
@@ -68,6 +71,7 @@ def card(
         "The costliest; costs.csv has them all:",
         "",
         *(f"- {names[y]} labelled as {names[z]} costs {costs[y, z]:.4g}" for y, z in costs.top_pairs(SHOWN)),
+        *([] if costs.referral_cost is None else ["", f"Leaving a case to a person costs {costs.referral_cost:g}."]),
         "",
         "## How it decides",
         "",
@@ -114,8 +118,15 @@ def results(evidence: Evidence) -> list[str]:
         cells = [f"**{row}**" if row == evidence.chosen else row, f"{100 * validation[row].accuracy:.2f} %"]
         cells += [_cost(validation[row]), f"{100 * e.accuracy:.2f} %", _cost(e), _interval(e)]
         lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
-    chosen = f"On validation the row in bold costs least within {evidence.budget:g} points of accuracy."
-    return [*lines, "", f"Cost per 100 predictions, with its 95 % interval on test. {chosen}"]
+    among = " of the rows that can refer cases" * evidence.must_refer
+    chosen = f"On validation the row in bold costs least{among} within {evidence.budget:g} points of accuracy."
+    told = test[evidence.chosen].referral
+    return [
+        *lines,
+        "",
+        f"Cost per 100 predictions, with its 95 % interval on test. {chosen}",
+        *(["", told] if told else []),
+    ]
 
 
 def unproven(evidence: Evidence) -> str:
@@ -147,8 +158,8 @@ def limits(test: Evaluation, names: list[str]) -> list[str]:
 
 
 def in_words(rule: Decision) -> str:
-    price = rule.referral_cost
-    person = "" if price is None else f" Cases that are expected to cost more than {price:.3g} are left to a person."
+    above = rule.refer_above
+    person = "" if above is None else f" Cases that are expected to cost more than {above:.3g} are left to a person."
     if rule.strength == 0:
         return f"It takes the most probable class.{person}"
     return (

@@ -87,7 +87,7 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
     """Name, value before ("" where it is the same model), value after, note."""
     start, end, rival = (evidence.test[name] for name in ("before", evidence.chosen, "before + rule"))
     points = f"{signed(100 * (end.accuracy - start.accuracy))} points"
-    points += f", on {percent(end.coverage, 1)} of the cases" if end.referred else ""
+    points += f", on {percent(end.coverage, 1)} of the cases" if end.charged else ""
     was, now, alone = (number(100 * e.mean_cost) for e in (start, end, rival))
     found = [
         ("Cost per 100 predictions", was, now, _less(start, end)),
@@ -103,6 +103,10 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
                 f"on the {len(pairs)} costliest pairs" if len(pairs) > 1 else "on the costliest pair",
             )
         )
+    if end.referred:
+        price = end.costs.referral_cost
+        paid = f"of {end.samples:,}, {'price not given' if price is None else f'at {price:g} each'}"
+        found.append(("Left to a person", "", f"{end.referred:,}", paid))
     if evidence.chosen == "before":
         found = [(name, "", now, note if name == CRITICAL else "") for name, _, now, note in found]
     if evidence.chosen != "before + rule":

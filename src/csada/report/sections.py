@@ -25,6 +25,7 @@ from csada.report.charts import Axis, Cell, Line
 OUTCOMES = ("reached", "exhausted", "rejected", "skipped")
 CRITICAL = 3  # pairs that count as critical
 LISTED = 10  # pairs in a table
+FEW = 20  # cases whose mean cost is still a matter of luck
 LONG = 60  # letters of a value that is no text
 NAME = 60  # letters of a file's name
 SIDE = 192  # pixels: larger images are made smaller
@@ -81,7 +82,8 @@ def results(evidence: Evidence) -> dict[str, Any]:
         )
     pairs = [f"{p.truth} labelled as {p.predicted} ({compact(p.cost)})" for p in critical(evidence.test["before"])]
     refers = any(e.referred for e in evidence.test.values())
-    return {"title": "Results", "lines": lines, "chosen": evidence.chosen, "pairs": pairs, "refers": refers}
+    told = {"referral": evidence.test[evidence.chosen].referral, "refers": refers}
+    return {"title": "Results", "lines": lines, "chosen": evidence.chosen, "pairs": pairs, **told}
 
 
 def costs(evidence: Evidence) -> dict[str, Any]:
@@ -94,7 +96,8 @@ def costs(evidence: Evidence) -> dict[str, Any]:
         hover = f"{names[y]} labelled as {names[z]}: {values[y, z]:g}"
         cells[y, z] = Cell("cost", tone, compact(values[y, z]), hover)
     title = f"What each mistake costs, from {compact(least)} to {compact(largest)}"
-    return {"title": "What mistakes cost", "map": charts.heat_map("costs-map", title, names, names, cells, 640)}
+    drawn = charts.heat_map("costs-map", title, names, names, cells, 640)
+    return {"title": "What mistakes cost", "map": drawn, "referral": evidence.costs.referral_cost}
 
 
 def confusion(evidence: Evidence) -> dict[str, Any]:
@@ -128,7 +131,7 @@ def confusion(evidence: Evidence) -> dict[str, Any]:
 def _counts(evidence: Evidence, row: str) -> Array:
     """[K, K], with one more column where the row refers cases to a person."""
     e = evidence.test[row]
-    if not e.referred:
+    if not e.charged:
         return e.confusion
     referred = np.bincount(evidence.labels()[evidence.decided(row) == REFER], minlength=len(e.costs))
     return np.column_stack([e.confusion, referred])
@@ -152,16 +155,17 @@ def mistakes(evidence: Evidence) -> dict[str, Any] | None:
     left = e.costliest_pairs(LISTED)
     every = int((e.confusion * _mistakes(e.confusion)).sum())
     times, paid = every - sum(pair.errors for pair in left), sum(pair.errors * pair.cost for pair in left)
-    person = e.referred * e.referral_cost
+    person = e.charged * (e.costs.referral_cost or 0.0)
     sums = [("Other mistakes", times, e.total_cost - paid - person)] if times else []
-    sums += [("Left to a person", e.referred, person)] if e.referred else []
-    sums.append(("Total", every + e.referred, e.total_cost))
+    sums += [("Left to a person", e.charged, person)] if e.charged else []
+    sums.append(("Total", every + e.charged, e.total_cost))
     found = {
         "title": "Most expensive mistakes left",
         "cards": cards,
         "pairs": left,
         "sums": sums,
         "total": e.total_cost,
+        "automatic": e.decided is not None,
     }
     return found if left else None
 
@@ -193,7 +197,7 @@ def frontier(evidence: Evidence) -> dict[str, Any]:
         lines.append(Line(f"{side}, every strength", side, x, y, hover))
     for name in sorted(evidence.test, key=lambda row: "rule" in row):  # the legend has two columns, one per model
         a, c = 100 * evidence.test[name].accuracy, 100 * evidence.test[name].mean_cost
-        told = f"{name}: accuracy {a:.2f} %, cost {number(c)}"
+        told = f"{name}: accuracy {a:.2f} %, cost {number(c)} {evidence.test[name].referral}".rstrip()
         lines.append(Line(name, side_of(name), [a], [c], [told], "diamond" if "rule" in name else "disc"))
     title = "Cost against accuracy for every strength of the rule"
     axes = Axis("accuracy on the test part (%)"), Axis("cost per 100 predictions")
@@ -201,23 +205,22 @@ def frontier(evidence: Evidence) -> dict[str, Any]:
 
 
 def coverage(evidence: Evidence) -> dict[str, Any]:
-    lines, labels = [], evidence.labels()
+    """With a price: what all cases cost. Without: the price at which leaving that share to a person breaks even."""
+    lines, labels, fee = [], evidence.labels(), evidence.costs.referral_cost
     for side, decision in evidence.rules.items():
         curve = cost_coverage_curve(evidence.logits(side), labels, decision.automatic(evidence.costs))
-        kept = charts.spread(len(labels), 200)
-        x, y = 100 * curve.coverage[kept], 100 * curve.cost[kept]
-        hover = [
-            f"{side} + rule: {a:.0f} % automatic, cost {number(c)} per 100 predictions"
-            for a, c in zip(x, y, strict=True)
-        ]
+        kept = charts.spread(max(len(labels) - (FEW if fee is None else 0), 1), 200)
+        share = curve.coverage[kept]
+        y = curve.worth[kept] if fee is None else 100 * (share * curve.cost[kept] + (1 - share) * fee)
+        what = "pays if a referral costs less than {}" if fee is None else "all cost {} per 100 predictions"
+        x = 100 * (1 - share)
+        hover = [f"{side} + rule: {a:.0f} % to a person, {what.format(number(c))}" for a, c in zip(x, y, strict=True)]
         lines.append(Line(f"{side} + rule", side, x, y, hover))
-    title = "Cost of the cases decided automatically, by their share"
-    axes = (
-        Axis("decided automatically (%), surest first", from_zero=True),
-        Axis("cost per 100 predictions", from_zero=True),
-    )
-    drawn = charts.line_chart("coverage-chart", title, *axes, lines)
-    return {"title": "Leaving doubtful cases to a person", "chart": drawn}
+    title = "The price at which a referral breaks even" if fee is None else "Cost of all cases"
+    up = "price that breaks even" if fee is None else "cost per 100 predictions"
+    axes = Axis("left to a person (%), most doubtful first", from_zero=True), Axis(up, from_zero=True)
+    drawn = charts.line_chart("coverage-chart", f"{title}, by the share left to a person", *axes, lines)
+    return {"title": "Leaving doubtful cases to a person", "chart": drawn, "price": fee}
 
 
 def examples(evidence: Evidence) -> dict[str, Any] | None:

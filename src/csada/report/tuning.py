@@ -57,7 +57,7 @@ def frontier_figure(title: str, evidence: Evidence, needed: float, trials: Mappi
             scatter([(found[row].accuracy, found[row].mean_cost)], label, color=DARK, marker=marker, s=size)
         chosen = found[evidence.chosen]
         look = {"facecolors": "none", "edgecolors": RED, "s": 170, "linewidths": 2}
-        scatter([(chosen.accuracy, chosen.mean_cost)], "chosen", **look)
+        scatter([(chosen.accuracy, chosen.mean_cost)], "chosen" + ", referring cases" * (chosen.charged > 0), **look)
         axes.axvline(100 * needed, color=RED, linewidth=1, linestyle="--")
         axes.text(100 * needed, 1, "budget ", color=RED, ha="right", va="top", transform=axes.get_xaxis_transform())
         axes.set(xlabel="accuracy on validation (%)", ylabel="cost per 100 predictions, on validation", title=title)

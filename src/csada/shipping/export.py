@@ -92,6 +92,7 @@ def export(
         decision,
         costs.values.tolist(),
         dict(card or {}),
+        costs.referral_cost,
     )
     deployed = Deployed(copy.deepcopy(network).cpu(), takes, normalization, rule).eval().requires_grad_(False)
     with _quiet():

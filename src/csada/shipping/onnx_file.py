@@ -45,6 +45,7 @@ class About:
     ]  # and the costs: to be read; the graph itself decides; a machine that predicts needs no SciPy
     costs: tuple[tuple[float, ...], ...]
     card: dict[str, Any]
+    referral_cost: float | None = None  # of leaving a case to a person; in units of `costs`, None: not given
 
 
 def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:

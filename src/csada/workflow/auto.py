@@ -48,7 +48,7 @@ def auto(
     minutes: float | None = None,
     seed: int = 0,
     budget: float = 0.5,
-    refer: float = 0.0,
+    refer: float | None = None,
     seen: str = "refuse",
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,

@@ -23,7 +23,7 @@ from csada.data.augment import VIEWS, allowed_views
 from csada.data.splits import PARTS, Splits
 from csada.decisions import Admission, Decision, choose, held_out
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.evidence import HELD_OUT, EpochLine, Evidence, side_of
+from csada.evidence import HELD_OUT, EpochLine, Evidence, arrays_of, side_of
 from csada.folders import OWN
 from csada.methods.auxcst import AuxiliaryCosts
 from csada.methods.csdnn import SigmoidNet
@@ -48,7 +48,7 @@ def improve(
     options: Mapping[str, Any] | None = None,
     *,
     budget: float = 0.5,
-    refer: float = 0.0,
+    refer: float | None = None,
     seen: str = "refuse",
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
@@ -56,8 +56,9 @@ def improve(
     """The classifier that costs least on validation among the given one and the one trained further, with the evidence.
 
     options: of `fit` and of the method; those not given suit the data and the model. epochs=0 trains nothing and only
-    chooses the rule. budget: points of accuracy that may be lost on validation. refer: the share of cases that may be left
-    to a person. checkpoints: a folder from which the same run resumes. on_epoch(line, total) is called after every epoch.
+    chooses the rule. budget: points of accuracy that may be lost on validation. refer: the share of (validation) cases that
+    may be left to a person. With a referral cost, only cases that are expected to cost more are, any share unless given.
+    checkpoints: a folder from which the same run resumes. on_epoch(line, total) is called after every epoch.
     """
     started = datetime.now(UTC)
     splits = checked(classifier, splits, seen)
@@ -107,7 +108,7 @@ def concluded(
     made: Made,
     *,
     budget: float,
-    refer: float,
+    refer: float | None,
     started: datetime,
 ) -> Classifier:
     """Of both classifiers, each by argmax and by its own rule, the one that validation chooses, with the evidence."""
@@ -120,7 +121,7 @@ def concluded(
     validation = {side: scores[side, "validation"] for side in classifiers}
     rules = {side: decision_for(s, validation["before"], costs, budget, refer) for side, s in validation.items()}
     arrays = made.pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
-    arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | {"costs": costs.values}
+    arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | arrays_of(costs)
     common: dict[str, Any] = {"budget": budget / 100, "reference": right_of(validation["before"]), "refer": refer}
     arrays |= {f"{side}_held_out": held_out(*s, costs, **common) for side, s in validation.items()}
     evidence = Evidence(
@@ -181,10 +182,12 @@ def checkpoint(classifier: Classifier, splits: Splits, costs: CostMatrix, method
     return f"{OWN}/{run_id(splits, start=start, costs=costs.values, method=method, options=options)}"
 
 
-def decision_for(scores: Scores, before: Scores, costs: CostMatrix, budget: float, refer: float = 0.0) -> Decision:
+def decision_for(
+    scores: Scores, before: Scores, costs: CostMatrix, budget: float, refer: float | None = 0.0
+) -> Decision:
     """How to decide by these validation scores, within so many points of the accuracy that `before` has by argmax.
 
-    refer: the share of cases that may be left to a person: those whose decision is expected to cost most.
+    refer: the share of cases that may be left to a person, as for `choose`.
     """
     return choose(*scores, costs, budget=budget / 100, reference=right_of(before), refer=refer)
 

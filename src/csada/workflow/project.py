@@ -127,13 +127,14 @@ class Models:
     tuned: Path | None = None
     baseline: Path | None = None
     costs: str | None = None
+    referral_cost: float | None = None  # of [fit]: wins over the costs'
 
     @classmethod
     def of(cls, settings: Mapping[str, Values]) -> Models:
         fit, tune = ({s.parameter: v for s, v in settings.get(name, {}).items()} for name in ("fit", "tune"))
         tuned = Path(tune["out"], "model") if "out" in tune else None
         fitted, baseline = (Path(fit[key]) if key in fit else None for key in ("out", "model"))
-        return cls(fitted, tuned, baseline, fit.get("costs"))
+        return cls(fitted, tuned, baseline, fit.get("costs"), fit.get("referral_cost"))
 
     def choose(self, named: Path) -> tuple[Path, str]:
         """The model to take where the file names [fit]'s, and why; that of [tune] where it costs less on validation.
@@ -143,8 +144,7 @@ class Models:
         (_, first), (_, second) = map(_known, (named, self.tuned))
         if first is None or second is None or self.tuned is None or named != self.fitted:
             return named, ""
-        same = all(np.array_equal(first.arrays[a], second.arrays[a]) for a in ("costs", "validation_labels"))
-        if not same:
+        if first.costs != second.costs or not np.array_equal(first.labels("validation"), second.labels("validation")):
             return named, f"takes {named}: {self.tuned} is of other costs or data; to take that one, name it"
         was, now = (100 * e.validation[e.chosen].mean_cost for e in (first, second))
         taken, other, why = (self.tuned, named, "less") if now < was else (named, self.tuned, "no more")
@@ -166,6 +166,10 @@ class Models:
                 changed.append(
                     f"{os.path.normpath(str(self.costs))} ({names}: {evidence.costs[y, z]:.4g}, now {table[y, z]:.4g}{more})"
                 )
+            own = None if folder == self.tuned else self.referral_cost
+            if evidence and table:
+                was, now = evidence.costs.referral_cost, table.referral_cost if own is None else own
+                changed += [f"what a referral costs ({was}, now {now})".replace("None", "not given")] * (was != now)
         if training and start and (training.run, training.loss) != (start.run, start.loss):
             changed.append(f"the model {self.baseline}")
         return f"changed since {folder} was made: {' and '.join(changed)}; run {command}" if changed else ""
@@ -264,6 +268,7 @@ out = "baseline"
 model = "baseline"
 out = "model"
 budget = 0.5  # accuracy budget: points that may be lost on validation
+# refer = 0.05  # at most this share of the cases is left to a person; what that costs: referral_cost = 0.5, or in the costs
 
 [evaluate]
 model = "model"

@@ -3,9 +3,9 @@
 python benchmarks/limits.py [--repetitions 200] [--out results/limits.json]
 
 Every scenario draws validation sets from Gaussian classes, with logits that are `sureness` times too sure. The rule that
-`within_limits` takes is judged by the known posterior on TRUTH fresh samples. broken: data sets on which the true rate of a limit is
-above its bound. refused: data sets on which no rule could be shown to keep them. cost: of the rule, divided by that of the best
-rule that keeps the same limits under the true distribution, which is found with the posterior on those fresh samples.
+`within_limits` takes is judged by the known posterior on TRUTH fresh samples. broken: data sets on which a limit's true rate is
+above it. refused: data sets on which no rule could be shown to keep the limits. cost: of the rule, divided by that of the best
+rule that keeps the limits under the true distribution, which is found with the posterior on those fresh samples.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Scenario:
 
     @property
     def table(self) -> CostMatrix:
-        return CostMatrix(self.costs, [f"c{i}" for i in range(len(self.costs))])
+        return CostMatrix(self.costs, [f"c{i}" for i in range(len(self.costs))], self.referral_cost)
 
     def draw(self, seed: int, samples: int):
         """(the logarithms of the true probabilities, labels)"""
@@ -56,14 +56,14 @@ class Scenario:
 PAIR = {"truth": "c1", "predicted": "c0", "at_most": 0.02}
 SCENARIOS = (
     Scenario("a pair", Limits.of({"pair": [PAIR]}), 3000),
-    Scenario(
-        "a pair and a recall", Limits.of({"pair": [PAIR], "recall": [{"class": "c2", "at_least": 0.9}]}), 4000
-    ),
+    Scenario("a pair and a recall", Limits.of({"pair": [PAIR], "recall": [{"class": "c2", "at_least": 0.9}]}), 4000),
     Scenario("a pair and a person", Limits.of({"pair": [PAIR], "referred": {"at_most": 0.1}}), 4000),
     Scenario("a recall and a price", Limits.of({"recall": [{"class": "c2", "at_least": 0.97}]}), 2000, 0.3),
     Scenario(
         "four classes",
-        Limits.of({"pair": [PAIR], "precision": [{"class": "c3", "at_least": 0.8}], "accuracy_lost": {"at_most": 0.08}}),
+        Limits.of(
+            {"pair": [PAIR], "precision": [{"class": "c3", "at_least": 0.8}], "accuracy_lost": {"at_most": 0.08}}
+        ),
         4000,
         means=(*TRIANGLE, (4.5, 2.6)),
         priors=(0.25, 0.25, 0.25, 0.25),
@@ -105,9 +105,7 @@ def simulated(scenario: Scenario, repetitions: int, first: int = 0):
     for seed in range(first, first + repetitions):
         logits, labels = scenario.draw(seed, scenario.samples)
         try:
-            found = within_limits(
-                scenario.sureness * logits, labels, costs, scenario.limits, referral_cost=scenario.referral_cost
-            )
+            found = within_limits(scenario.sureness * logits, labels, costs, scenario.limits)
         except InputError:
             refused += 1
             continue
@@ -134,7 +132,10 @@ def main() -> None:
         row, ratios = simulated(scenario, given.repetitions)
         rows.append(row)
         every += ratios
-        print(f"{scenario.name}: {row['broken']} refused {row['refused']} cost {row['cost']} of {row['best']:.4f}", flush=True)
+        print(
+            f"{scenario.name}: {row['broken']} refused {row['refused']} cost {row['cost']} of {row['best']:.4f}",
+            flush=True,
+        )
     most = {"limits_broken": sum(max(row["broken"].values()) for row in rows), "median_cost": float(np.median(every))}
     about = {"data_sets": given.repetitions * len(rows), "seconds": round(time.process_time() - started)} | most
     write_json(given.out, about | {"rows": rows})

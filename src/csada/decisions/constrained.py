@@ -30,10 +30,16 @@ from csada.decisions.calibration import choose_calibration, stratified_folds
 from csada.decisions.limits import Judged, Limit, Limits, judged
 from csada.decisions.rules import Abstention, Decided, Decision, MinimumExpectedCost, same_up_to
 from csada.errors import InputError
-from csada.metrics import REFER
 
 SEARCH = 4  # one sample in so many finds the path; the others test it
-POWERS = (*(1 - float(x) for x in np.geomspace(1e-4, 0.5, 16)), 0.4, 0.3, 0.2, 0.1, 0.05)  # of passing a test, strict to loose
+POWERS = (
+    *(1 - float(x) for x in np.geomspace(1e-4, 0.5, 16)),
+    0.4,
+    0.3,
+    0.2,
+    0.1,
+    0.05,
+)  # of passing a test, strict to loose
 STRICTER = (0.1, 0.2, 0.35, 0.6)  # times the strictest margin: for probabilities that are too sure of themselves
 ROUNDS = 60  # of cutting planes
 CLOSE = 1e-4  # share of the cost by which the dual may miss its maximum
@@ -69,7 +75,7 @@ class Search:
         """[N]: how probably the given model is wrong."""
         return np.asarray(1 - self.base.probabilities[np.arange(len(self.before)), self.before])
 
-    def rows(self, limits: Sequence[Limit], targets: Sequence[float]) -> tuple[Floats, Floats]:
+    def rows(self, limits: Sequence[Limit], targets: Sequence[float] | Floats) -> tuple[Floats, Floats]:
         """(rows, most): rows @ done <= most says that each limit keeps to its target, a share of bad cases."""
         k, share = len(self.costs), np.maximum(self.base.probabilities.mean(0), 1e-12)
         rows, most = np.zeros((len(limits), k * k + 2)), np.array(targets, np.float64)
@@ -132,7 +138,9 @@ class Search:
             for i in range(number):
                 if cost <= (1 + ENOUGH) * least + NEAR:
                     return found
-                moved = (centre if i % 2 else strengths) * np.exp(rng.normal(size=len(most)) * 10 ** rng.uniform(-4, -0.5))
+                moved = (centre if i % 2 else strengths) * np.exp(
+                    rng.normal(size=len(most)) * 10 ** rng.uniform(-4, -0.5)
+                )
                 centre = moved if look(self.at(rows, moved)) else centre
             aim = aim - np.maximum(rows @ there.done - most, 0)
             lower, value = self.dual(rows, aim)
@@ -180,15 +188,14 @@ def within_limits(
     limits: Limits,
     *,
     before: Any = None,
-    referral_cost: float | None = None,
     calibration: str | None = None,
     tries: int = 1,
 ) -> Kept:
     """The rule of least cost that these (validation) samples show to keep the limits, at their confidence.
 
     before: [N], the given model's most probable classes, by default those of the logits: accuracy is lost against them.
-    referral_cost: the price of a referred case. Without one, only a limit on the referred share lets cases be referred, and
-    they are charged nothing. tries: models for which a rule is sought, of which one will be taken.
+    Cases may be referred where the costs have a price for that, or where a limit on their share is given: without a price
+    the search charges nothing for them. tries: models for which a rule is sought, of which one will be taken.
     """
     scores, truth = labelled(logits, labels, len(costs))
     given = scores.argmax(1) if before is None else as_array(before).astype(np.int64)
@@ -198,12 +205,11 @@ def within_limits(
     out = ~tested
     calibration = calibration or choose_calibration(scores[out], truth[out])
     rule = MinimumExpectedCost.calibrated(scores[out], truth[out], costs, calibration)
-    may_refer = referral_cost is not None or limits.referred is not None
-    price = (referral_cost or 0.0) if may_refer else None
+    price = 0.0 if costs.referral_cost is None and limits.referred is not None else costs.referral_cost
     search = Search(rule.decide(scores[out]), costs, price, given[out])
     first, taken = None, None
     for tried in path(search, known, int(tested.sum()), tries):
-        strict = replace(rule, multipliers=tried.multipliers)
+        strict = replace(rule, multipliers=tuple(map(tuple, tried.multipliers.tolist())))
         whole = strict if tried.threshold is None else Abstention(strict, tried.threshold)
         found = judged(known, truth[tested], whole(scores[tested]), given[tested], tries)
         first = first or found

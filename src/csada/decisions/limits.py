@@ -100,10 +100,10 @@ class Limit:
         before: the given model's most probable classes, for accuracy_lost.
         """
         if self.kind == "referred":
-            return (predicted == REFER).astype(np.float64)
+            return np.asarray(predicted == REFER, np.float64)
         if self.kind == "precision":
             about = predicted == self.predicted
-            return (truth[about] != self.predicted).astype(np.float64)
+            return np.asarray(truth[about] != self.predicted, np.float64)
         if self.kind == "accuracy_lost":
             if before is None:
                 raise InputError("a limit on the accuracy lost needs the given model's predictions")
@@ -112,8 +112,8 @@ class Limit:
         about = truth == self.truth
         wrong = predicted[about]
         if self.kind == "pair":
-            return (wrong == self.predicted).astype(np.float64)
-        return ((wrong != self.truth) & (wrong != REFER)).astype(np.float64)
+            return np.asarray(wrong == self.predicted, np.float64)
+        return np.asarray((wrong != self.truth) & (wrong != REFER), np.float64)
 
     def bound(self, bad: Floats, tries: int = 1) -> float:
         """The highest share of bad cases that these do not exclude, exact and one-sided; 1 where there are none.
@@ -180,7 +180,14 @@ class Limits:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Limits:
-        return cls.of(read_toml(path), os.fspath(path))
+        """The file's limits, or those of its table [limits], as a project file has."""
+        values = read_toml(path)
+        table = values.get("limits")
+        return (
+            cls.of(table, f"{os.fspath(path)}: [limits]")
+            if isinstance(table, dict)
+            else cls.of(values, os.fspath(path))
+        )
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "limits") -> Limits:

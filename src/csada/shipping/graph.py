@@ -19,7 +19,14 @@ from csada.sample import Sample
 
 
 def decide_in_torch(
-    logits: Tensor, weights: Tensor, bias: Tensor, costs: Tensor, strength: Any, unit: Any, limit: Any, added: Tensor | None
+    logits: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    costs: Tensor,
+    strength: Any,
+    unit: Any,
+    limit: Any,
+    added: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """OUTPUTS of csada.shipping.onnx_file."""
     scores = logits.double() @ weights + bias

@@ -21,14 +21,14 @@ from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.augment import View
 from csada.data.splits import Splits
-from csada.decisions import select
+from csada.decisions import Limits, select
 from csada.errors import InputError
 from csada.evaluation import predict_logits
 from csada.models.members import as_network
 from csada.models.modes import borrowed_threads
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_candidates
-from csada.workflow.fit import Made, checked, concluded
+from csada.workflow.fit import Made, check_limits, checked, concluded
 from csada.workflow.runs import lines as typed
 from csada.workflow.settings import threads_for
 
@@ -49,6 +49,7 @@ def auto(
     seed: int = 0,
     budget: float = 0.5,
     refer: float | None = None,
+    limits: Limits | None = None,
     seen: str = "refuse",
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
@@ -64,6 +65,7 @@ def auto(
         raise InputError(f"members is {members}; 1 or more are needed")
     started, deadline = datetime.now(UTC), None if minutes is None else time.monotonic() + 60 * minutes
     splits = checked(classifier, splits, seen)
+    check_limits(limits, splits, refer)
     shown = classifier.allowed_views if views is None else tuple(views)
     replace(classifier, views=shown)  # refuses those that may change a label
     if (reason := no_restarts(classifier)) is not None:
@@ -114,9 +116,8 @@ def auto(
         {} if epochs is None else {"epochs": epochs}
     )
     made = Made("auto", options, typed(history), admissions=chosen.selection.steps)
-    return concluded(
-        classifier, after if several else None, splits, costs, made, budget=budget, refer=refer, started=started
-    )
+    common: Any = {"budget": budget, "refer": refer, "limits": limits}
+    return concluded(classifier, after if several else None, splits, costs, made, started=started, **common)
 
 
 def within(tried: Sequence[Candidate], classifier: Classifier, minutes: float | None) -> tuple[Candidate, ...]:

@@ -57,7 +57,7 @@ PAIR = {"truth": "c1", "predicted": "c0", "at_most": 0.02}
 SCENARIOS = (
     Scenario("a pair", Limits.of({"pair": [PAIR]}), 3000),
     Scenario("a pair and a recall", Limits.of({"pair": [PAIR], "recall": [{"class": "c2", "at_least": 0.9}]}), 4000),
-    Scenario("a pair and a person", Limits.of({"pair": [PAIR], "referred": {"at_most": 0.1}}), 4000),
+    Scenario("a pair and a person", Limits.of({"pair": [PAIR], "referred": {"at_most": 0.05}}), 4000),
     Scenario("a recall and a price", Limits.of({"recall": [{"class": "c2", "at_least": 0.97}]}), 2000, 0.3),
     Scenario(
         "four classes",

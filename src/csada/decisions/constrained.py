@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, expit, ndtri
 from scipy.stats import binom
 
 from csada.costs import CostMatrix
@@ -32,15 +32,8 @@ from csada.decisions.rules import Abstention, Decided, Decision, MinimumExpected
 from csada.errors import InputError
 
 SEARCH = 4  # one sample in so many finds the path; the others test it
-POWERS = (
-    *(1 - float(x) for x in np.geomspace(1e-4, 0.5, 16)),
-    0.4,
-    0.3,
-    0.2,
-    0.1,
-    0.05,
-)  # of passing a test, strict to loose
-STRICTER = (0.1, 0.2, 0.35, 0.6)  # times the strictest margin: for probabilities that are too sure of themselves
+POWERS = expit(np.linspace(7, -2.5, 14))  # of passing a test, from strict to loose
+STRICTER = (0.1, 0.3)  # times the strictest margin: for probabilities that are too sure of themselves
 ROUNDS = 60  # of cutting planes
 CLOSE = 1e-4  # share of the cost by which the dual may miss its maximum
 ENOUGH = 5e-3  # share of the cost by which a rule may miss the dual
@@ -304,7 +297,7 @@ def targets(search: Search, limits: Sequence[Limit], power: float, samples: int,
 
 def clash(search: Search, limits: Sequence[Limit], samples: int, tries: int) -> str:
     """Which limits no rule keeps together, as few as explain it, and how near one comes to each if the others are kept."""
-    aims = dict(zip(limits, targets(search, limits, min(POWERS), samples, tries), strict=True))
+    aims = dict(zip(limits, targets(search, limits, POWERS[-1], samples, tries), strict=True))
 
     def kept(some: dict[Limit, float]) -> bool:
         return not some or search.best(*search.rows(list(some), list(some.values()))) is not None

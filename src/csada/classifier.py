@@ -187,7 +187,7 @@ class Classifier:
         views = "" if self.views == ("identity",) else f", views {', '.join(self.views)}"
         return " + ".join(member.name for member in self.members) + views
 
-    def _facts(self) -> list[tuple[str, float, float]]:
+    def facts(self) -> list[tuple[str, float, float]]:
         return [(member.name, member.temperature, member.weight) for member in self.members]
 
     @property
@@ -385,7 +385,7 @@ class Classifier:
             if self.costs is not None:
                 self.costs.to_csv(new / "costs.csv")
             if self.evidence is not None:
-                about = card(self.evidence, str(self.input), self._facts(), self.views)
+                about = card(self.evidence, str(self.input), self.facts(), self.views)
                 (new / "README.md").write_text(about, encoding="utf-8")
         return Path(folder)
 
@@ -412,7 +412,7 @@ class Classifier:
         from csada.shipping.export import export
 
         card: dict[str, Any] = {"data": self.training.data, "model": self.training.model} if self.training else {}
-        card |= {"members": self._facts(), "views": list(self.views)}
+        card |= {"members": self.facts(), "views": list(self.views)}
         return export(self.network, self.input, self.input.normalization, self.rule, path, dtype, card)
 
 

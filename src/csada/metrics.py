@@ -89,7 +89,7 @@ def pairwise_error_rates(confusion: NDArray[np.integer]) -> NDArray[np.float64]:
     return np.asarray(np.divide(confusion, rows, out=np.full(confusion.shape, np.nan), where=rows > 0))
 
 
-def exact_bounds(errors: int, samples: int, confidence: float = 0.95) -> Interval:
+def exact_bounds(errors: float, samples: int, confidence: float = 0.95) -> Interval:
     """Clopper-Pearson, two-sided. The upper end at confidence c is also the one-sided bound at (1 + c) / 2."""
     if not 0 <= errors <= samples:
         raise InputError(f"{errors} errors of {samples} samples; errors must be from 0 to the number of samples")

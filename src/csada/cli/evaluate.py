@@ -207,6 +207,7 @@ def report(
     from csada.files import write_text
     from csada.report.card import verdict
     from csada.report.page import page
+    from csada.workflow.check import latest
 
     _, evidence = described(folder)
     if evidence is None:
@@ -217,7 +218,7 @@ def report(
     if target.is_dir():
         raise InputError(f"{target} is a folder; name a file, for example --out {target / 'report.html'}")
     try:
-        write_text(target, page(evidence, shown), errors="replace")  # names of folders need not be text
+        write_text(target, page(evidence, shown, latest(folder)), errors="replace")  # names of folders need not be text
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror}; choose another place with --out") from None
     if as_json:

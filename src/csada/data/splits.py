@@ -38,7 +38,7 @@ class Part:
     augmentation: Augmentation = field(default_factory=Augmentation)
     costs: Tensor | None = None  # [N, K], only where costs differ from sample to sample
     content: NDArray[np.uint64] | None = None  # [N] ids of the files or rows that x was made from
-    names: tuple[str, ...] | None = None  # [N] of the files
+    names: tuple[str, ...] | None = None  # [N] of the files; of a table the numbers of its rows, from 1
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):

@@ -97,7 +97,7 @@ def load(
         warnings += [f"{path}: {odd}" for odd in _odd(label, classes, columns, numbers)]
     warnings += [f"{path}: {line}" for line in said_of_unknown(unknown(categorical, words, categories))]
     x = torch.from_numpy(encoded(numbers, words, categories)).float()
-    whole = Part(x, torch.from_numpy(y), normalization, content=ids)
+    whole = Part(x, torch.from_numpy(y), normalization, content=ids, names=tuple(map(str, range(1, len(rows) + 1))))
     train, validation, test = (whole.take(index) for index in indices)
     told: dict[str, Any] = {"categories": tuple(map(tuple, categories)), "warnings": tuple(warnings)}
     return scaled(Splits(train, validation, test, classes, path.stem, columns=columns, **told), scale, seed)

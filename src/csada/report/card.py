@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from csada.decisions import Decision
+from csada.decisions.acceptance import JOINTLY, Looked
 from csada.evidence import ROWS, Evidence
 from csada.metrics import Evaluation, at_most
 
@@ -42,9 +43,16 @@ def verdict(evidence: Evidence) -> str:
 
 
 def card(
-    evidence: Evidence, takes: str, members: Sequence[tuple[str, float, float]] = (), views: Sequence[str] = ()
+    evidence: Evidence,
+    takes: str,
+    members: Sequence[tuple[str, float, float]] = (),
+    views: Sequence[str] = (),
+    looked: Looked | None = None,
 ) -> str:
-    """The whole card; `takes` says what a sample looks like, `members` each one's architecture, temperature and weight."""
+    """The whole card; `takes` says what a sample looks like, `members` each one's architecture, temperature and weight.
+
+    looked: what `csada check` found.
+    """
     costs, about = evidence.costs, evidence.environment
     names = [escaped(name) for name in costs.classes]
     samples = {part: f"{count:,}" for part, count in evidence.samples.items()}
@@ -83,6 +91,7 @@ def card(
         "",
         *results(evidence),
         "",
+        *(acceptance(looked) if looked else ()),
         "## What this does not show",
         "",
         *limits(evidence.test[evidence.chosen], names),
@@ -141,6 +150,29 @@ def limit_lines(evidence: Evidence) -> list[str]:
         f"{shown.samples:,} on validation ({100 * shown.limit.confidence:g} % sure); {came.limit.share(came.rate)} by "
         f"{came.bad:,} of {came.samples:,} on test"
         for shown, came in pairs
+    ]
+
+
+def acceptance(looked: Looked) -> list[str]:
+    """The verdict on every criterion, and costs by group."""
+    check = looked.check
+    rows = [
+        f"| {escaped(c.title)} | {c.at} {100 * c.limit:.4g} % | {c.bad:,} of {c.samples:,} | {c.at} {100 * c.bound:.3g} % "
+        f"| {c.verdict} |"
+        for c in check.results
+    ]
+    groups = [
+        f"- {escaped(g.name)}: {g.samples:,} samples, cost per 100 predictions {100 * g.mean_cost:.2f}"
+        + "".join(f"; {escaped(f'{p.truth} labelled as {p.predicted}')}: {p.errors} of {p.samples}" for p in g.pairs)
+        for g in check.groups
+        if g.mean_cost is not None
+    ]
+    told = [JOINTLY, *filter(None, [looked.history])]
+    return [
+        *("## Acceptance", "", f"**{check.verdict}**: {check.told()}", ""),
+        *("| criterion | limit | bad cases | proven | verdict |", "| --- | --- | ---: | ---: | --- |", *rows, ""),
+        *(["By group:", "", *groups, ""] if groups else ()),
+        *(" ".join(told), ""),
     ]
 
 

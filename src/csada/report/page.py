@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jinja2
 
+from csada.decisions.acceptance import JOINTLY, Looked
 from csada.evidence import Evidence
 from csada.metrics import Evaluation
 from csada.report.card import unproven, verdict
@@ -21,8 +22,8 @@ from csada.report.sections import SECTIONS, critical, moment, number, percent, p
 CRITICAL = "Critical errors"
 
 
-def page(evidence: Evidence, folder: str = "FOLDER") -> str:
-    """The page as text. folder: of the saved classifier, as the page's reader may type it."""
+def page(evidence: Evidence, folder: str = "FOLDER", looked: Looked | None = None) -> str:
+    """The page as text. folder: of the saved classifier, as the page's reader may type it. looked: see csada check."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -35,7 +36,8 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
     environment.filters["price"] = price
     environment.filters["percent"] = percent
     headline, _, told = verdict(evidence).partition(". ")
-    sections = {name: build(evidence) for name, build in SECTIONS.items()}
+    acceptance = looked and {"title": "Acceptance", "looked": looked, "jointly": JOINTLY}
+    sections = {"results": None, "acceptance": acceptance} | {name: build(evidence) for name, build in SECTIONS.items()}
     return environment.get_template("page.html.j2").render(
         data=evidence.data,
         headline=headline,

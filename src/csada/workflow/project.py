@@ -288,6 +288,10 @@ budget = 0.5  # accuracy budget: points that may be lost on validation
 [evaluate]
 model = "model"
 
+[check]  # optional: does it keep the limits of limits.toml?
+model = "model"
+criteria = "limits.toml"
+
 [tune]  # optional: searches for better settings than those of [fit]
 model = "baseline"
 out = "tuned"

@@ -33,14 +33,14 @@ def drawn(scenario, seed=0, samples=None):
 
 
 def test_no_way_to_decide_the_same_samples_is_one_percent_cheaper():
-    found = simulation.compared(60)
+    found = simulation.compared(30)
     assert found["ratio"]["100 %"] <= 1.01 and found["above_1.01"] == 0
     assert found["refused"]["search"] == 0  # where some way keeps the limits, a rule is found
 
 
 def test_limits_are_rarely_broken_and_not_bought_by_deciding_nothing():
-    row, ratios = simulation.simulated(PAIR, 20, first=5000)
-    assert sum(row["broken"].values()) <= 4 and row["refused"] == 0  # 5 or more of 20 at a risk of 5 %: one time in 400
+    row, ratios = simulation.simulated(PAIR, 10, first=5000)
+    assert sum(row["broken"].values()) <= 3 and row["refused"] == 0  # 4 or more of 10 at a risk of 5 %: once in 1,000
     assert np.median(ratios) <= 1.15 and min(row["without"]["rates"].values()) > 0.02  # it would be broken otherwise
 
 
@@ -79,7 +79,7 @@ def test_two_tries_share_the_risk():
             "2,995 without a bad one are needed. Validation needs 3,994",
         ),
         ({"pair": [{"truth": "c0", "predicted": "c1", "at_most": 0}]}, "allow a small share"),
-        ({"recall": [{"class": "c7", "at_least": 0.9}]}, "did you mean"),
+        ({"recall": [{"class": "c11", "at_least": 0.9}]}, "did you mean"),
         ({"recall": [{"class": "c1", "at_least": 0.9, "confidence": 1.0}]}, "no sample is proof"),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_no_samples_can_show_is_refused(values, told):
 
 
 def test_limits_that_clash_are_named_and_others_are_not():
-    logits, labels = drawn(PAIR)
+    logits, labels = drawn(PAIR, samples=2400)
     values = {
         "recall": [{"class": name, "at_least": share} for name, share in (("c0", 0.98), ("c1", 0.98), ("c2", 0.5))]
     }

@@ -37,7 +37,7 @@ STRICTER = (0.1, 0.3)  # times the strictest margin: for probabilities that are 
 ROUNDS = 60  # of cutting planes
 CLOSE = 1e-4  # share of the cost by which the dual may miss its maximum
 ENOUGH = 5e-3  # share of the cost by which a rule may miss the dual
-NUDGED = (20, 40, 80)  # rules to try near the dual's, round by round
+NUDGED = (20, 40, 80, 160)  # rules to try near the dual's, round by round
 NEAR = 1e-9
 
 

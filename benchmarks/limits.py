@@ -192,7 +192,7 @@ def brute_force(search: Search, rows, most, rules: int = 4000) -> float:
 
 
 def compared(problems: int):
-    """The search against the optimum; where it costs over 1 % more, that is between samples, and rules on a grid are compared."""
+    """The search against the optimum, and where it costs over 1 % more, as samples tie, against rules on a grid."""
     ratios, refused, grid = [], {"both": 0, "search": 0}, []
     for seed in range(problems):
         search, limits = random_problem(seed)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from csada.classifier import Classifier
     from csada.costs import CostMatrix
     from csada.data.splits import Part, Splits
-    from csada.decisions import Abstention, CostsByTruth, MinimumExpectedCost, ThresholdMoving
+    from csada.decisions import Abstention, CostsByTruth, Limits, MinimumExpectedCost, ThresholdMoving
     from csada.errors import InputError, RunError
     from csada.evaluation import evaluate, evaluate_scores, predict_logits
     from csada.methods import METHODS
@@ -34,6 +34,7 @@ _HOME = {  # in data-flow order
     "ThresholdMoving": "decisions",
     "Abstention": "decisions",
     "CostsByTruth": "decisions",
+    "Limits": "decisions",
     "evaluate": "evaluation",
     "evaluate_scores": "evaluation",
     "predict_logits": "evaluation",
@@ -60,6 +61,7 @@ __all__ = [  # noqa: RUF022 - in data-flow order
     "ThresholdMoving",
     "Abstention",
     "CostsByTruth",
+    "Limits",
     "evaluate",
     "evaluate_scores",
     "predict_logits",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csada.costs import CostMatrix
-from csada.decisions import CALIBRATIONS, Admission, Decision, Rule, argmax, half_expected
+from csada.decisions import CALIBRATIONS, Admission, Decision, Judged, Limits, Rule, argmax, half_expected, judged
 from csada.errors import InputError
 from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 
@@ -119,6 +119,7 @@ class Evidence:
     trials: int = 0  # settings that were tried on the same validation samples
     seen: int = 0  # validation and test samples that the given model was trained on, kept knowingly
     admissions: tuple[Admission, ...] = ()  # the members of `after` in the order in which validation admitted them
+    limits: Limits | None = None  # in place of the accuracy budget
     mistaken: tuple[str, ...] = ()  # files of the pictured mistakes; () where the samples are no files
     arrays: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # kept in a file of their own
 
@@ -142,6 +143,9 @@ class Evidence:
                     found = self._array(f"{side}_held_out", "i", (len(labels),))
                     refers = self.rules[side].refer_above is not None
                     numbers.append(found[found != REFER] if refers else found)
+        if self.limits is not None:
+            self._array("limits_tested", "b", self.labels("validation").shape)
+            self.limits.resolved(self.classes)
         self._array("costs", "f", (k, k))
         if PRICE in self.arrays:
             self._array(PRICE, "f", (1,))
@@ -256,6 +260,17 @@ class Evidence:
                 found[side] = half_expected(scores, labels, self.costs, kind)
         return found
 
+    def judged(self, row: str, part: str = "validation") -> tuple[Judged, ...]:
+        """Each limit on a row: on validation by the samples that tested the rules, at half the risk where there are two."""
+        if self.limits is None:
+            return ()
+        which = np.asarray(
+            self.arrays["limits_tested"] if part == "validation" else np.ones(len(self.labels(part)), bool)
+        )
+        decided, before = (np.asarray(self.rule(r)(self.logits(side_of(r), part))) for r in (row, "before"))
+        known, tries = self.limits.resolved(self.classes), len(self.rules) if part == "validation" else 1
+        return judged(known, self.labels(part)[which], decided[which], before[which], tries)
+
     def paid(self, row: str) -> NDArray[np.float64]:
         """[N]: what every test sample cost."""
         predicted, price = self.decided(row), self.costs.referral_cost or 0.0
@@ -266,7 +281,8 @@ class Evidence:
 
         Of equals the first side, which changes least, and of this the rule, which knows of mistakes that validation lacks;
         unless all mistakes cost the same. A share that is to be referred at no stated price needs a rule: only that refers.
-        Accuracy is that of deciding every case.
+        Accuracy is that of deciding every case. Where there are limits, they count in place of the budget: the cheapest rule
+        that keeps them.
         """
         labels, values = self.labels("validation"), self.costs.values
         uniform = len(np.unique(values[~np.eye(len(values), dtype=bool)])) == 1
@@ -278,6 +294,9 @@ class Evidence:
             cannot = self.must_refer and "rule" not in row
             return cannot, self.validation[row].mean_cost, side_of(row) == "after", ("rule" in row) == uniform
 
+        if self.limits is not None:  # only rules were sought and tested for them
+            rules = [row for row in self.validation if "rule" in row]
+            return min(rules, key=lambda row: (not all(limit.kept for limit in self.judged(row)), *order(row)))
         needed = accuracy("before") - self.budget / 100 - 1e-12
         return min((row for row in self.validation if accuracy(row) >= needed), key=order)
 

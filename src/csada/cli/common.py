@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from csada.classifier import Classifier
     from csada.data import Splits
+    from csada.decisions import Judged
     from csada.evidence import Evidence
     from csada.metrics import Evaluation
 
@@ -129,6 +130,16 @@ def numbers(e: Evaluation) -> dict[str, Any]:
         None if e.decided is None else {name: getattr(e.decided, name) for name in ("samples", "accuracy", "mean_cost")}
     )
     return {"samples": e.samples, "accuracy": e.accuracy, **cost, **person, "decided": apart}
+
+
+def judged_numbers(each: Judged) -> dict[str, Any]:
+    """A limit on counted cases as plain values; shares are of bad cases."""
+    limit, counted = each.limit, {"bad": each.bad, "samples": each.samples}
+    return {"name": str(limit), "at_most": limit.most, "confidence": limit.confidence, **counted} | {
+        "rate": each.rate,
+        "bound": each.bound,
+        "kept": each.kept,
+    }
 
 
 def row_numbers(evidence: Evidence) -> dict[str, Any]:

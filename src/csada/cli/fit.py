@@ -52,6 +52,12 @@ def fit_command(
     referral_cost: Annotated[
         float | None, Option(help="What leaving a case to a person costs, instead of what the costs say.")
     ] = None,
+    limits: Annotated[
+        Path | None,
+        Option(
+            help="A file of limits, such as limits.toml: the cheapest rule that keeps them, in place of the budget."
+        ),
+    ] = None,
     seed: int = 0,
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
@@ -81,10 +87,12 @@ def fit_command(
     Example: csada fit out/digits digits --costs pareto:0 --out out/fitted
     """
     from csada.costs import CostMatrix
+    from csada.decisions import Limits
     from csada.errors import InputError
+    from csada.evidence import HELD_OUT
     from csada.files import write_text
     from csada.folders import CHANGES, reserved
-    from csada.report.card import verdict
+    from csada.report.card import limit_lines, verdict
     from csada.tracking import tracked
     from csada.workflow.auto import auto
     from csada.workflow.features import is_featured, lifted, lowered
@@ -117,8 +125,9 @@ def fit_command(
     given_model, backbone = start, None
     if is_featured(start):
         start, splits, backbone = lowered(start, splits)
+    known = None if limits is None else Limits.read(limits)
     told = {"data": data, "start": str(model), "costs": costs, "method": method, "seed": seed, **settings}
-    common: dict[str, Any] = {"budget": budget, "refer": refer, "seen": seen}
+    common: dict[str, Any] = {"budget": budget, "refer": refer, "limits": known, "seen": seen}
     with (
         reserved(out) as folder,
         cli.progress("training") as update,
@@ -159,6 +168,10 @@ def fit_command(
     if as_json:
         found: dict[str, Any] = {"folder": str(out), "rows": cli.row_numbers(evidence), "chosen": evidence.chosen}
         found |= {"verdict": verdict(evidence), "options": evidence.options, "members": evidence.admissions}
+        if known is not None:
+            found["limits"] = {
+                part: [cli.judged_numbers(j) for j in evidence.judged(evidence.chosen, part)] for part in HELD_OUT
+            }
         cli.show_json(found)
         return
     cli.show_members(evidence)
@@ -173,6 +186,7 @@ def fit_command(
     if attacks and not any(pair.reached for pair in attacks):
         larger = 10 * float(evidence.options.get("step_size", 5e-4))  # the method's default
         cli.say(f"No attack reached its target. Try ten times the step size: --set step_size={larger:g}")
+    cli.say(*limit_lines(evidence))
     cli.say(verdict(evidence))
     cli.show_files([out])
     cli.say(f"csada report {out} explains it on a page")

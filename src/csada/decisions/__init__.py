@@ -12,7 +12,9 @@ from csada.decisions.calibration import (
     prior_ratio,
     stratified_folds,
 )
+from csada.decisions.constrained import Kept, enough, test_part, within_limits
 from csada.decisions.curves import CoverageCurve, cost_coverage_curve, threshold_for_budget
+from csada.decisions.limits import Judged, Limit, Limits, judged
 from csada.decisions.rules import (
     RULES,
     STRENGTHS,
@@ -57,6 +59,10 @@ __all__ = [
     "Decided",
     "Decision",
     "Frontier",
+    "Judged",
+    "Kept",
+    "Limit",
+    "Limits",
     "MinimumExpectedCost",
     "Mixture",
     "Rule",
@@ -70,6 +76,7 @@ __all__ = [
     "cost_coverage_curve",
     "cross_fitted",
     "decide",
+    "enough",
     "fit_calibration",
     "fit_scaling",
     "fit_temperature",
@@ -77,11 +84,14 @@ __all__ = [
     "greedy",
     "half_expected",
     "held_out",
+    "judged",
     "mean_cost",
     "mixed",
     "prior_ratio",
     "same_up_to",
     "select",
     "stratified_folds",
+    "test_part",
     "threshold_for_budget",
+    "within_limits",
 ]

@@ -26,7 +26,7 @@ def cost_coverage_curve(logits: Any, labels: Any, rule: MinimumExpectedCost) -> 
     """What the automatic share costs as doubtful cases are referred, in the order of their expected cost."""
     _, truth = labelled(logits, labels, rule.classes)
     decided = rule.decide(logits)
-    order = np.argsort(decided.cost, kind="stable")
+    order = np.argsort(decided.doubt, kind="stable")
     counts, paid = np.arange(1, len(truth) + 1), realised(rule.costs, truth, decided.chosen)[order]
     spent, others = np.cumsum(paid), len(truth) - counts
     worth = np.divide(paid.sum() - spent, others, out=np.full(len(truth), np.nan), where=others > 0)
@@ -39,7 +39,7 @@ def threshold_for_budget(logits: Any, rule: MinimumExpectedCost, budget: float) 
     """
     if not 0 <= budget <= 1:
         raise InputError(f"budget is the share of cases that may be referred, from 0 to 1; got {budget}")
-    expected = np.sort(rule.decide(logits).cost)[::-1]
+    expected = np.sort(rule.decide(logits).doubt)[::-1]
     if len(expected) == 0:
         raise InputError("no logits to choose a threshold on; give those of the validation data")
     referred = math.floor(budget * len(expected) + 1e-9)

@@ -17,14 +17,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from csada.costs import did_you_mean
 from csada.decisions.arrays import Floats, Labels
 from csada.errors import InputError
-from csada.metrics import REFER
+from csada.metrics import REFER, at_most, exact_bounds
 from csada.reading import build, read_toml
 
 
@@ -100,10 +100,10 @@ class Limit:
         before: the given model's most probable classes, for accuracy_lost.
         """
         if self.kind == "referred":
-            return (predicted == REFER).astype(np.float64)
+            return np.asarray(predicted == REFER, np.float64)
         if self.kind == "precision":
             about = predicted == self.predicted
-            return (truth[about] != self.predicted).astype(np.float64)
+            return np.asarray(truth[about] != self.predicted, np.float64)
         if self.kind == "accuracy_lost":
             if before is None:
                 raise InputError("a limit on the accuracy lost needs the given model's predictions")
@@ -112,8 +112,54 @@ class Limit:
         about = truth == self.truth
         wrong = predicted[about]
         if self.kind == "pair":
-            return (wrong == self.predicted).astype(np.float64)
-        return ((wrong != self.truth) & (wrong != REFER)).astype(np.float64)
+            return np.asarray(wrong == self.predicted, np.float64)
+        return np.asarray((wrong != self.truth) & (wrong != REFER), np.float64)
+
+    def bound(self, bad: Floats, tries: int = 1) -> float:
+        """The highest share of bad cases that these do not exclude, exact and one-sided; 1 where there are none.
+
+        tries: rules that are tested alike, of which one is taken. Accuracy lost is bounded by its two parts: what was
+        lost from above and what was gained from below, each at half the risk.
+        """
+        sure = 1 - (1 - self.confidence) / tries
+        worse, better, n = int((bad > 0).sum()), int((bad < 0).sum()), len(bad)
+        if self.kind == "accuracy_lost" and n:
+            return exact_bounds(worse, n, sure).high - exact_bounds(better, n, sure).low
+        return at_most(worse, n, sure)
+
+    def share(self, bad: float) -> str:
+        """A share of bad cases as the user states the limit."""
+        good = self.kind in ("recall", "precision")
+        return f"{100 * (1 - bad if good else bad):.4g} %"
+
+    def __str__(self) -> str:
+        sign = "at least" if self.kind in ("recall", "precision") else "at most"
+        return f"{self.name} {sign} {self.share(self.most)}"
+
+
+class Judged(NamedTuple):
+    """A limit on counted cases."""
+
+    limit: Limit
+    bad: int  # less those that were gained
+    samples: int
+    bound: float
+
+    @property
+    def kept(self) -> bool:
+        return self.bound <= self.limit.most + 1e-12
+
+    @property
+    def rate(self) -> float:
+        return self.bad / self.samples if self.samples else 0.0
+
+
+def judged(
+    limits: Sequence[Limit], truth: Labels, predicted: Labels, before: Labels | None = None, tries: int = 1
+) -> tuple[Judged, ...]:
+    """Each limit on these decisions, at its confidence."""
+    counted = ((limit, limit.bad(truth, predicted, before)) for limit in limits)
+    return tuple(Judged(limit, int(bad.sum()), len(bad), limit.bound(bad, tries)) for limit, bad in counted)
 
 
 @dataclass(frozen=True)
@@ -134,7 +180,14 @@ class Limits:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Limits:
-        return cls.of(read_toml(path), os.fspath(path))
+        """The file's limits, or those of its table [limits], as a project file has."""
+        values = read_toml(path)
+        table = values.get("limits")
+        return (
+            cls.of(table, f"{os.fspath(path)}: [limits]")
+            if isinstance(table, dict)
+            else cls.of(values, os.fspath(path))
+        )
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "limits") -> Limits:

@@ -3,6 +3,7 @@
 The honest rival of every training method: keep the model, calibrate its probabilities on validation data, and predict
 the class of least expected cost,  argmin_z sum_y p(y | x) c(y, z).  Three variations: less of it, where accuracy may
 not suffer (`strength`); other class frequencies than in training (`priors`); a person for the rest (`Abstention`).
+Limits on rates are linear in decisions too: they add `multipliers` to the costs (csada.decisions.constrained).
 
 `Decided` is the only place that decides by cost: scikit-learn, MetaCost and the report call it, and the ONNX graph repeats
 it in float64 (a test compares them sample by sample). Pure NumPy: the rules also run on stored logits. A torch tensor
@@ -28,6 +29,7 @@ from csada.errors import InputError
 from csada.metrics import REFER, check_table
 
 Rule = Callable[[Any], Any]
+Matrix = tuple[tuple[float, ...], ...]
 
 TIE = 1e-12  # costs are the same when they differ by less than this share of themselves and of a mistake's mean cost
 STRENGTHS = (0.0, *(float(odds / (1 + odds)) for odds in np.geomspace(1e-3, 1e3, 61)), 1.0)
@@ -92,7 +94,8 @@ class Decided:
 
     The criterion is the expected cost under strength * c + (1 - strength) * unit, where unit is the mean cost of a
     mistake. Expected costs are linear in costs, and uniform costs give 1 - p. The unit also settles ties with 0: under
-    a single costly pair all classes but one are expected to cost nothing.
+    a single costly pair all classes but one are expected to cost nothing. Multipliers, [K, K] like costs, are what
+    limits charge on top: they choose, and no expected cost includes them.
     """
 
     likelihood: Floats  # [N, K]: what ranks the classes as the probabilities do, before they are rounded
@@ -100,11 +103,13 @@ class Decided:
     expected_costs: Floats  # [N, K]: of predicting each class, whatever the strength
     unit: float
     strength: float = 1.0
+    multipliers: Floats | None = None
 
     @cached_property
     def criterion(self) -> Floats:
-        """[N, K]: what the chosen class has least of. At strength 1 these are the expected costs."""
-        return self.strength * self.expected_costs + (1 - self.strength) * self.unit * (1 - self.probabilities)
+        """[N, K]: what the chosen class has least of. At strength 1 and without multipliers, the expected costs."""
+        found = self.strength * self.expected_costs + (1 - self.strength) * self.unit * (1 - self.probabilities)
+        return found if self.multipliers is None else found + self.probabilities @ self.multipliers
 
     @cached_property
     def chosen(self) -> Labels:
@@ -115,6 +120,14 @@ class Decided:
     def cost(self) -> Floats:
         """[N]: what the chosen class is expected to cost."""
         return self.expected_costs[np.arange(len(self.chosen)), self.chosen]
+
+    @property
+    def doubt(self) -> Floats:
+        """[N]: what refers a case: the cost of the chosen class and what the limits charge for it."""
+        if self.multipliers is None:
+            return self.cost
+        charged = self.expected_costs + self.probabilities @ self.multipliers
+        return np.asarray(charged[np.arange(len(self.chosen)), self.chosen])
 
     @property
     def scores(self) -> Floats:
@@ -130,10 +143,10 @@ def decide(probabilities: Any, costs: Costs) -> Decided:
     return Decided(p, p, _expected(p, costs), mean_cost(costs))
 
 
-def by_scores(scores: Floats, costs: Costs, strength: float = 1.0) -> Decided:
+def by_scores(scores: Floats, costs: Costs, strength: float = 1.0, multipliers: Floats | None = None) -> Decided:
     """By scores whose softmax are calibrated probabilities."""
     p = np.asarray(softmax(scores, axis=1))
-    return Decided(scores, p, _expected(p, costs), mean_cost(costs), strength)
+    return Decided(scores, p, _expected(p, costs), mean_cost(costs), strength, multipliers)
 
 
 def spare_accuracy(right: Floats, reference: Floats, needed: float) -> float:
@@ -168,6 +181,7 @@ class MinimumExpectedCost:
     sample that the rule will be called on. `dataclasses.replace(rule, costs=...)` takes a fitted rule to other samples.
     p = softmax(logits / temperature @ scale + bias) * priors, normalised; priors is deployment / training frequency.
     strength: 1 decides by the costs, 0 by probability alone, between them by costs interpolated towards their mean.
+    multipliers: [K, K], zero or more, added to the costs where a class is chosen: what keeps limits.
     """
 
     costs: Costs
@@ -175,6 +189,7 @@ class MinimumExpectedCost:
     scaling: Scaling | None = None
     priors: tuple[float, ...] | None = None
     strength: float = 1.0
+    multipliers: Matrix | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.costs, CostMatrix | CostsByTruth):
@@ -197,6 +212,13 @@ class MinimumExpectedCost:
                     f"classes (prior_ratio computes it), zero or more and not all zero"
                 )
             object.__setattr__(self, "priors", tuple(ratio.tolist()))
+        if self.multipliers is not None:
+            added = as_array(self.multipliers)
+            if added.shape != (self.classes,) * 2 or not (np.isfinite(added) & (added >= 0)).all():
+                raise InputError(
+                    f"multipliers of shape {added.shape}; give {self.classes} x {self.classes} numbers, zero or more"
+                )
+            object.__setattr__(self, "multipliers", tuple(map(tuple, added.tolist())))
 
     @classmethod
     def calibrated(
@@ -270,7 +292,9 @@ class MinimumExpectedCost:
     def decide(self, logits: Any) -> Decided:
         """The decisions with their reasons."""
         weights, bias = self.affine
-        return by_scores(checked_logits(logits, self.classes) @ weights + bias, self.costs, self.strength)
+        scores = checked_logits(logits, self.classes) @ weights + bias
+        added = None if self.multipliers is None else as_array(self.multipliers)
+        return by_scores(scores, self.costs, self.strength, added)
 
     def probabilities(self, logits: Any) -> Floats:
         """[N, K]: calibrated, and reweighted to the classes' frequencies in deployment."""
@@ -314,6 +338,7 @@ class Abstention:
 
     Expected costs are real ones, whatever the rule's strength: at the price of a referral (`CostMatrix.referral_cost`) or
     above it, referring never costs more in expectation than not to.
+    Where limits charge for a decision, that counts too (`Decided.doubt`).
     """
 
     rule: MinimumExpectedCost
@@ -332,7 +357,7 @@ class Abstention:
 
     def __call__(self, logits: Any) -> Any:
         decided = self.rule.decide(logits)
-        return like(np.where(decided.cost > self.limit, REFER, decided.chosen), logits)
+        return like(np.where(decided.doubt > self.limit, REFER, decided.chosen), logits)
 
 
 @dataclass(frozen=True)
@@ -344,6 +369,7 @@ class Decision:
     priors: tuple[float, ...] | None = None
     strength: float = 0.0
     refer_above: float | None = None
+    multipliers: Matrix | None = None
 
     FORMER: ClassVar = {"vector": "scaling", "referral_cost": "refer_above"}  # names in older files
 
@@ -357,11 +383,11 @@ class Decision:
                 f"{type(inner).__name__} cannot be kept; only MinimumExpectedCost with a cost matrix, or argmax"
             )
         above = rule.refer_above if isinstance(rule, Abstention) else None
-        return cls(inner.temperature, inner.scaling, inner.priors, inner.strength, above)
+        return cls(inner.temperature, inner.scaling, inner.priors, inner.strength, above, inner.multipliers)
 
     def automatic(self, costs: CostMatrix) -> MinimumExpectedCost:
         """The rule for those costs, without a person."""
-        return MinimumExpectedCost(costs, self.temperature, self.scaling, self.priors, self.strength)
+        return MinimumExpectedCost(costs, self.temperature, self.scaling, self.priors, self.strength, self.multipliers)
 
     def rule(self, costs: CostMatrix) -> MinimumExpectedCost | Abstention:
         rule = self.automatic(costs)

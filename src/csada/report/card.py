@@ -72,6 +72,8 @@ def card(
         verdict(evidence),
         "",
         *((on_features(evidence), "") if "features" in evidence.options else ()),
+        *(f"- {escaped(line)}" for line in limit_lines(evidence)),
+        *([""] if evidence.limits else []),
         *(networks(members, views) if len(members) > 1 or len(views) > 1 else ()),
         f"Classes: {', '.join(names)}.",
         "",
@@ -140,6 +142,8 @@ def results(evidence: Evidence) -> list[str]:
         lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
     among = " of the rows that can refer cases" * evidence.must_refer
     chosen = f"On validation the row in bold costs least{among} within {evidence.budget:g} points of accuracy."
+    if evidence.limits is not None:
+        chosen = "The row in bold is the cheapest rule that validation shows to keep the limits."
     if (judged := len(evidence.labels("validation"))) > evidence.samples["validation"]:
         chosen += f" Validation is small, so it means here {judged:,} training and validation samples, each scored by networks"
         chosen += " that were trained without it."
@@ -149,6 +153,17 @@ def results(evidence: Evidence) -> list[str]:
         "",
         f"Cost per 100 predictions, with its 95 % interval on test. {chosen}",
         *(["", told] if told else []),
+    ]
+
+
+def limit_lines(evidence: Evidence) -> list[str]:
+    """One line per limit: what validation shows of the chosen row, and what came of it on test."""
+    pairs = zip(evidence.judged(evidence.chosen), evidence.judged(evidence.chosen, "test"), strict=True)
+    return [
+        f"{shown.limit}: {'kept' if shown.kept else 'not shown'}, {shown.limit.share(shown.bound)} by {shown.bad:,} bad of "
+        f"{shown.samples:,} on validation ({100 * shown.limit.confidence:g} % sure); {came.limit.share(came.rate)} by "
+        f"{came.bad:,} of {came.samples:,} on test"
+        for shown, came in pairs
     ]
 
 
@@ -206,6 +221,9 @@ def limits(test: Evaluation, names: list[str]) -> list[str]:
 def in_words(rule: Decision) -> str:
     above = rule.refer_above
     person = "" if above is None else f" Cases that are expected to cost more than {above:.3g} are left to a person."
+    if rule.multipliers is not None:
+        person = "" if above is None else f" Cases for which both together exceed {above:.3g} are left to a person."
+        return f"It takes the class of least expected cost and what the limits charge on top of it (`multipliers`).{person}"
     if rule.strength == 0:
         return f"It takes the most probable class.{person}"
     return (

@@ -86,6 +86,26 @@ def results(evidence: Evidence) -> dict[str, Any]:
     return {"title": "Results", "lines": lines, "chosen": evidence.chosen, "pairs": pairs, **told}
 
 
+def limits(evidence: Evidence) -> dict[str, Any] | None:
+    """What validation shows of each limit, row by row, and the saved row on test."""
+    rows = {row: evidence.judged(row) for row in evidence.test}
+    test = evidence.judged(evidence.chosen, "test")
+    lines = [
+        {
+            "limit": str(came.limit),
+            "sure": percent(came.limit.confidence, 0),
+            "cells": [
+                (limit.share(bound), "kept" if line[i].kept else "not kept")
+                for line in rows.values()
+                for limit, _, _, bound in [line[i]]
+            ],
+            "test": f"{came.limit.share(came.rate)} ({came.bad:,} bad of {came.samples:,})",
+        }
+        for i, came in enumerate(test)
+    ]
+    return {"title": "Limits", "lines": lines, "rows": list(rows), "chosen": evidence.chosen} if lines else None
+
+
 def costs(evidence: Evidence) -> dict[str, Any]:
     values, names = evidence.costs.values, evidence.classes
     paid = values[values > 0]
@@ -296,6 +316,7 @@ def what_was_run(evidence: Evidence) -> dict[str, Any]:
 
 SECTIONS: dict[str, Callable[[Evidence], dict[str, Any] | None]] = {
     "results": results,
+    "limits": limits,
     "costs": costs,
     "confusion": confusion,
     "mistakes": mistakes,

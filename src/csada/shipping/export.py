@@ -81,6 +81,7 @@ def export(
     decision = plain(Decision.of(rule))
     unit = mean_cost(costs)
     criterion = f"{inner.strength:g} * expected_costs + {1 - inner.strength:g} * {unit:g} * (1 - probabilities)"
+    criterion += "" if inner.multipliers is None else " + probabilities @ decision.multipliers"
     about = About(
         FORMAT,
         csada.__version__,
@@ -219,7 +220,8 @@ def compare(session: Any, deployed: Deployed, x: torch.Tensor, given: Mapping[st
     with torch.inference_mode():
         ours = dict(zip(OUTPUTS, (value.numpy() for value in deployed(x)), strict=True))
     found = dict(zip(OUTPUTS, session.run(list(OUTPUTS), given or {"input": x.numpy()}), strict=True))
-    unit, rows = max(1.0, float(deployed.costs.max())), np.arange(len(x))
+    charged = 0.0 if deployed.added is None else deployed.added.numpy()
+    unit, rows = max(1.0, float((deployed.costs.numpy() + charged).max())), np.arange(len(x))
     chosen, expected, criterion = (ours[name] for name in ("class", "expected_costs", "criterion"))
     same = found["class"] == chosen
     differences = [
@@ -232,7 +234,8 @@ def compare(session: Any, deployed: Deployed, x: torch.Tensor, given: Mapping[st
     ]
     difference = float(np.max([values.max(initial=0) for values in differences]))  # NaN stays
     tied = np.abs(criterion[rows, found["class"]] - criterion[rows, chosen]) < AGREES * unit
-    close = np.abs(expected[rows, chosen] - deployed.limit) < AGREES * unit
+    doubt = (expected + ours["probabilities"] @ charged if deployed.added is not None else expected)[rows, chosen]
+    close = np.abs(doubt - deployed.limit) < AGREES * unit
     if not (difference < AGREES and (same | tied).all() and ((found["refer"] == ours["refer"]) | close | ~same).all()):
         raise RunError(
             f"the exported model does not decide as PyTorch does (largest difference {difference:.2g}); nothing was written"

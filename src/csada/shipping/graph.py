@@ -19,17 +19,26 @@ from csada.sample import Sample
 
 
 def decide_in_torch(
-    logits: Tensor, weights: Tensor, bias: Tensor, costs: Tensor, strength: Any, unit: Any, limit: Any
+    logits: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    costs: Tensor,
+    strength: Any,
+    unit: Any,
+    limit: Any,
+    added: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """OUTPUTS of csada.shipping.onnx_file."""
     scores = logits.double() @ weights + bias
     p = torch.softmax(scores, 1)
     expected = p @ costs
-    criterion = strength * expected + (1 - strength) * unit * (1 - p)
+    charged = 0.0 if added is None else p @ added
+    criterion = strength * expected + (1 - strength) * unit * (1 - p) + charged
     tied = criterion <= same_up_to(criterion.amin(1, keepdim=True), unit)
     chosen = torch.where(tied, scores, -torch.inf).argmax(1, keepdim=True)
     cost = expected.gather(1, chosen)[:, 0]
-    return chosen[:, 0], p.gather(1, chosen)[:, 0], cost, cost > limit, p, expected, criterion
+    doubt = (expected + charged).gather(1, chosen)[:, 0]
+    return chosen[:, 0], p.gather(1, chosen)[:, 0], cost, doubt > limit, p, expected, criterion
 
 
 class Deployed(nn.Module):
@@ -38,6 +47,7 @@ class Deployed(nn.Module):
     weights: Tensor
     bias: Tensor
     costs: Tensor
+    added: Tensor | None
     factor: Tensor
     offset: Tensor
     fill: Tensor
@@ -50,8 +60,9 @@ class Deployed(nn.Module):
         self.limit = rule.limit if isinstance(rule, Abstention) else math.inf
         rule = rule.rule if isinstance(rule, Abstention) else rule
         self.strength, self.unit = rule.strength, mean_cost(rule.costs)
-        for name, values in zip(("weights", "bias", "costs"), (*rule.affine, rule.costs.values), strict=True):
-            self.register_buffer(name, torch.tensor(values))
+        names = ("weights", "bias", "costs", "added")
+        for name, values in zip(names, (*rule.affine, rule.costs.values, rule.multipliers), strict=True):
+            self.register_buffer(name, None if values is None else torch.tensor(values, dtype=torch.float64))
         shape = (-1,) + (1,) * (len(sample.shape) - 1)
         mean, std = (np.reshape(values, shape) for values in (normalization.mean, normalization.std))
         for name, values in (("factor", 1 / (normalization.scale * std)), ("offset", -mean / std)):
@@ -63,4 +74,5 @@ class Deployed(nn.Module):
         if len(self.fill):
             x = torch.where(x.isnan(), self.fill, x)
         logits = self.model(torch.addcmul(self.offset, x, self.factor))
-        return decide_in_torch(logits, self.weights, self.bias, self.costs, self.strength, self.unit, self.limit)
+        numbers = self.strength, self.unit, self.limit
+        return decide_in_torch(logits, self.weights, self.bias, self.costs, *numbers, self.added)

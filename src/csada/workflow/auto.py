@@ -22,14 +22,14 @@ from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.augment import View
 from csada.data.splits import Splits
-from csada.decisions import select
+from csada.decisions import Limits, select, test_part
 from csada.decisions.calibration import FEWEST, FOLDS
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores
 from csada.models.modes import borrowed_threads
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_candidates
-from csada.workflow.fit import Made, checked, concluded
+from csada.workflow.fit import Made, check_limits, checked, concluded
 from csada.workflow.folds import not_again, out_of_fold, scores_of
 from csada.workflow.runs import lines as typed
 from csada.workflow.settings import threads_for
@@ -56,6 +56,7 @@ def auto(
     seed: int = 0,
     budget: float = 0.5,
     refer: float | None = None,
+    limits: Limits | None = None,
     seen: str = "refuse",
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
@@ -73,6 +74,7 @@ def auto(
         raise InputError(f"members is {members}; 1 or more are needed")
     started, deadline = datetime.now(UTC), None if minutes is None else time.monotonic() + 60 * minutes
     splits = checked(classifier, splits, seen)
+    check_limits(limits, splits, refer)
     shown = classifier.allowed_views if views is None else tuple(views)
     replace(classifier, views=shown)  # refuses those that may change a label
     if (reason := no_restarts(classifier)) is not None:
@@ -82,7 +84,8 @@ def auto(
     tried = candidates(classifier, splits, costs, seed, epochs) if members > 1 and epochs != 0 else ()
     tried, folds = within(tried, classifier, minutes), 0
     if (count := len(splits.validation)) < FEWEST:
-        reason = "they alone would judge a student" if single else not_again(classifier, splits, minutes)
+        alone = "they alone would judge a student" if single else "they alone can test limits" if limits else None
+        reason = alone or not_again(classifier, splits, minutes)
         if reason := reason if tried else "no other network is trained":
             tried = ()
             log.warning(TOO_FEW, count, reason)
@@ -131,7 +134,12 @@ def auto(
                 out["before"] = Scores(scores["given"]["identity"], labels)
             except Diverged as error:
                 log.warning(TOO_FEW, count, error)
-        chosen = select(scores, labels, costs, budget=budget / 100, members=members, views=views and tuple(views))
+        found, truth = scores, labels
+        if limits is not None:  # what tests the limits chooses nothing
+            free = torch.from_numpy(~test_part(labels.numpy()))
+            found = {name: {view: s[free] for view, s in views_of.items()} for name, views_of in scores.items()}
+            truth = labels[free]
+        chosen = select(found, truth, costs, budget=budget / 100, members=members, views=views and tuple(views))
         if out:
             out["after"] = Scores(torch.from_numpy(chosen.scores(scores)), labels)
         weights, temperatures = chosen.selection.weights, chosen.temperatures
@@ -147,9 +155,8 @@ def auto(
         {} if epochs is None else {"epochs": epochs}
     )
     made = Made("auto", options, typed(history), admissions=chosen.selection.steps, out_of_fold=out)
-    return concluded(
-        classifier, after if several else None, splits, costs, made, budget=budget, refer=refer, started=started
-    )
+    common: Any = {"budget": budget, "refer": refer, "limits": limits}
+    return concluded(classifier, after if several else None, splits, costs, made, started=started, **common)
 
 
 def within(tried: Sequence[Candidate], classifier: Classifier, minutes: float | None) -> tuple[Candidate, ...]:

@@ -21,7 +21,8 @@ from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
 from csada.data.augment import VIEWS, allowed_views
 from csada.data.splits import PARTS, Splits
-from csada.decisions import Admission, Decision, choose, held_out
+from csada.decisions import Admission, Decision, Limits, choose, enough, held_out, test_part, within_limits
+from csada.errors import InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import HELD_OUT, EpochLine, Evidence, arrays_of, side_of
 from csada.folders import OWN
@@ -49,6 +50,7 @@ def improve(
     *,
     budget: float = 0.5,
     refer: float | None = None,
+    limits: Limits | None = None,
     seen: str = "refuse",
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
@@ -58,10 +60,12 @@ def improve(
     options: of `fit` and of the method; those not given suit the data and the model. epochs=0 trains nothing and only
     chooses the rule. budget: points of accuracy that may be lost on validation. refer: the share of (validation) cases that
     may be left to a person. With a referral cost, only cases that are expected to cost more are, any share unless given.
+    limits: what must not happen more often than stated; they take the place of the budget.
     checkpoints: a folder from which the same run resumes. on_epoch(line, total) is called after every epoch.
     """
     started = datetime.now(UTC)
     splits = checked(classifier, splits, seen)
+    check_limits(limits, splits, refer)
     resolved, threads = resolve(classifier, splits, method, options or {})
     settings, own = split_options(resolved)
     chosen = make_method(method, costs, own, costs_given=True)
@@ -86,7 +90,8 @@ def improve(
         if probe is not None and is_pictures(splits.train):
             pictures = probe.examples(before)
     made = Made(method if history else "none", plain, lines(history), pictures)
-    return concluded(classifier, after, splits, costs, made, budget=budget, refer=refer, started=started)
+    common: Any = {"budget": budget, "refer": refer, "limits": limits}
+    return concluded(classifier, after, splits, costs, made, started=started, **common)
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ def concluded(
     *,
     budget: float,
     refer: float | None,
+    limits: Limits | None,
     started: datetime,
 ) -> Classifier:
     """Of both classifiers, each by argmax and by its own rule, the one that validation chooses, with the evidence."""
@@ -121,11 +127,18 @@ def concluded(
     }
     scores |= {(side, "validation"): made.out_of_fold[side] for side in classifiers if side in made.out_of_fold}
     validation = {side: scores[side, "validation"] for side in classifiers}
-    rules = {side: decision_for(s, validation["before"], costs, budget, refer) for side, s in validation.items()}
     arrays = made.pictures | {f"{side}_{part}": s.logits.numpy() for (side, part), s in scores.items()}
     arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | arrays_of(costs)
-    common: dict[str, Any] = {"budget": budget / 100, "reference": right_of(validation["before"]), "refer": refer}
-    arrays |= {f"{side}_held_out": held_out(*s, costs, **common) for side, s in validation.items()}
+    if limits is None:
+        rules = {side: decision_for(s, validation["before"], costs, budget, refer) for side, s in validation.items()}
+        common: dict[str, Any] = {"budget": budget / 100, "reference": right_of(validation["before"]), "refer": refer}
+        arrays |= {f"{side}_held_out": held_out(*s, costs, **common) for side, s in validation.items()}
+    else:
+        rules = limited(validation, costs, limits)
+        arrays |= {
+            f"{side}_held_out": np.asarray(rules[side].rule(costs)(s.logits.numpy())) for side, s in validation.items()
+        }
+        arrays["limits_tested"] = test_part(arrays["validation_labels"])
     evidence = Evidence(
         splits.name,
         splits.classes,
@@ -142,6 +155,7 @@ def concluded(
         started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seen=sum(int(classifier.known(splits, part).sum()) for part in HELD_OUT),
         admissions=made.admissions,
+        limits=limits,
         arrays=arrays,
     )
     return as_chosen(classifiers, splits, costs, evidence)
@@ -182,6 +196,29 @@ def checkpoint(classifier: Classifier, splits: Splits, costs: CostMatrix, method
     """The name of the run's checkpoint: the same settings resume it, others start anew."""
     start = digest(*classifier.start.model.state_dict().values())
     return f"{OWN}/{run_id(splits, start=start, costs=costs.values, method=method, options=options)}"
+
+
+def check_limits(limits: Limits | None, splits: Splits, refer: float | None) -> None:
+    """Refuses, before anything is trained, what could not be kept."""
+    if limits is None:
+        return
+    if refer:
+        raise InputError(f"refer is {refer:g} beside limits; say it there: referred = {{ at_most = {refer:g} }}")
+    truth = splits.validation.y.numpy()
+    enough(limits.resolved(splits.classes), truth, test_part(truth))
+
+
+def limited(validation: Mapping[str, Scores], costs: CostMatrix, limits: Limits) -> dict[str, Decision]:
+    """The rule of each side that keeps the limits; a side that has none decides by cost alone."""
+    rules, top, failed = {}, validation["before"].logits.argmax(1), dict[str, InputError]()
+    for side, scores in validation.items():
+        try:
+            rules[side] = within_limits(*scores, costs, limits, before=top, tries=len(validation)).decision
+        except InputError as error:
+            rules[side], failed[side] = choose(*scores, costs, budget=1.0), error
+    if len(failed) == len(rules):
+        raise list(failed.values())[-1]
+    return rules
 
 
 def decision_for(

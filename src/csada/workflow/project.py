@@ -26,7 +26,20 @@ from csada.reading import build, parse_json, plain, read_toml
 from csada.workflow.settings import costs_for
 
 # These may stand at the top.
-SHARED = ("data", "data_dir", "costs", "scale", "seed", "size", "flip", "skip_bad", "label", "ignore", "device")
+SHARED = (
+    "data",
+    "data_dir",
+    "costs",
+    "scale",
+    "seed",
+    "size",
+    "flip",
+    "skip_bad",
+    "label",
+    "ignore",
+    "device",
+    "limits",
+)
 
 BORROWED = {
     "compare": {"model": "model", "size": "size", "recipe": "recipe", "epochs": "baseline_epochs"}
@@ -51,6 +64,8 @@ def read(path: Path, commands: Commands) -> dict[str, Values]:
     """The settings of each command, the shared ones first; what no command knows, or takes, is refused."""
     tables = read_toml(path)
     shared = {_name(key): value for key, value in tables.items() if key in SHARED or not isinstance(value, dict)}
+    if isinstance(shared.get("limits"), dict):
+        shared["limits"] = path.name  # Limits.read finds the table there
     for key in shared:
         if key not in SHARED:
             raise InputError(

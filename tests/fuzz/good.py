@@ -128,7 +128,10 @@ def _models(root: Path) -> None:
     train(table, "mlp", epochs=1, checkpoints=root / "resumed")
     (root / "weights.safetensors").write_bytes((root / "baseline" / "model.safetensors").read_bytes())
     run("tune baseline table.csv --costs costs.csv --epochs 1 --trials 1 --out search", root)
-    run("compare table.csv --costs costs.csv --methods cost_weighted --seeds 1 --epochs 1 --baseline-epochs 1 --out compared", root)
+    run(
+        "compare table.csv --costs costs.csv --methods cost_weighted --seeds 1 --epochs 1 --baseline-epochs 1 --out compared",
+        root,
+    )
 
 
 def run(command: str, folder: Path) -> None:
@@ -137,7 +140,16 @@ def run(command: str, folder: Path) -> None:
 
 def warm_up() -> None:
     """What every case would import again."""
-    for module in ("onnx", "onnxruntime", "optuna", "lightning_fabric", "torchmetrics", "sklearn.datasets", "matplotlib.figure", "scipy.stats"):
+    for module in (
+        "onnx",
+        "onnxruntime",
+        "optuna",
+        "lightning_fabric",
+        "torchmetrics",
+        "sklearn.datasets",
+        "matplotlib.figure",
+        "scipy.stats",
+    ):
         import_module(module)
     for module in pkgutil.walk_packages(csada.__path__, "csada."):
         if not module.name.endswith(("__main__", "triton_kernels", "csada.lightning")):

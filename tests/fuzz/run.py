@@ -3,13 +3,14 @@
     python tests/fuzz/run.py --cases 5000 --seed 1        # or: make fuzz
     python tests/fuzz/run.py --case 1:37                  # one case again: seed and number; its folder stays
 
-Whatever the file, a command must end by itself with a documented exit code and, where that is not 0, with one line that says why. It must not
-write outside of its folder, start a program, look up a name of a pickle or open a connection.
+Whatever the file, a command must end by itself with a documented exit code and, where that is not 0, with one line that says
+why. It must not write outside of its folder, start a program, look up a name of a pickle or open a connection.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import re
@@ -29,14 +30,32 @@ from typing import Any, NamedTuple
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 sys.path.insert(0, str(Path(__file__).parent))
 
-import good  # noqa: E402
-from readers import READERS, prepare, words_of  # noqa: E402
+import good
+from readers import READERS, prepare, words_of
 
 SECONDS, MEMORY = 20, 3 << 29  # of a case; what a process that has PyTorch loaded may take on top of it
 CODES = (0, 1, 2, 3)
 EXIT = 70  # a rule of this page was broken
-WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.symlink", "os.link", "shutil.rmtree", "os.chmod"}
-NEVER = ("socket.connect", "socket.getaddrinfo", "os.exec", "os.system", "os.posix_spawn", "pickle.find_class", "code.__new__")
+WRITES = {
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.truncate",
+    "os.symlink",
+    "os.link",
+    "shutil.rmtree",
+    "os.chmod",
+}
+NEVER = (
+    "socket.connect",
+    "socket.getaddrinfo",
+    "os.exec",
+    "os.system",
+    "os.posix_spawn",
+    "pickle.find_class",
+    "code.__new__",
+)
 
 
 class Outcome(NamedTuple):
@@ -57,7 +76,9 @@ def forbid(folder: Path) -> None:
         if event == "open" and (given[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             paths = [given[0]]
         elif event in WRITES:
-            paths = list(given[:2] if event in ("os.rename", "os.link") else given[1:2] if event == "os.symlink" else given[:1])
+            paths = list(
+                given[:2] if event in ("os.rename", "os.link") else given[1:2] if event == "os.symlink" else given[:1]
+            )
         elif event in NEVER or (event == "subprocess.Popen" and "git" not in str(given[0])):
             broken(f"{event} {given!r:.200}")
         for path in paths:
@@ -77,11 +98,18 @@ def child(words: list[str], folder: Path) -> int:
     """The program, as if it had been started in that folder; the exit code."""
     os.setsid()
     os.chdir(folder)
-    os.environ |= {"XDG_CACHE_HOME": str(folder / "home"), "CSADA_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "out")}
+    os.environ |= {
+        "XDG_CACHE_HOME": str(folder / "home"),
+        "CSADA_CACHE": str(folder / "cache"),
+        "TMPDIR": str(folder / "out"),
+    }
     tempfile.tempdir = None
     for number, name in ((0, "/dev/null"), (1, folder / "stdout"), (2, folder / "stderr")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
-    sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", errors=e, closefd=False) for n, e in ((1, "strict"), (2, "backslashreplace")))
+    sys.stdout, sys.stderr = (
+        os.fdopen(n, "w", encoding="utf-8", errors=e, closefd=False)
+        for n, e in ((1, "strict"), (2, "backslashreplace"))
+    )
     from csada.cli import common, main
 
     common.console.file, common.errors.file = sys.stdout, sys.stderr
@@ -137,7 +165,9 @@ def started(words: list[str], folder: Path) -> tuple[int, float]:
 
 def judged(code: int, seconds: float, folder: Path) -> str:
     """What is wrong with how it ended; "" where nothing is."""
-    out, err = ((folder / name).read_text(errors="replace") if (folder / name).exists() else "" for name in ("stdout", "stderr"))
+    out, err = (
+        (folder / name).read_text(errors="replace") if (folder / name).exists() else "" for name in ("stdout", "stderr")
+    )
     lines = err.rstrip("\n").splitlines()
     last = lines[-1] if lines else ""
     if "FORBIDDEN" in err:
@@ -199,10 +229,17 @@ def main() -> int:
     torch.set_num_threads(1)
     good.write(root / "good")
     good.warm_up()
+    gc.collect()
+    gc.freeze()  # what is shared stays shared
     if given.case:
         seed, number = map(int, given.case.split(":"))
         outcome = case(seed, number, root / "good", root / "case", names)
-        print(outcome, root / "case", *(f"{n}:\n{(root / 'case' / n).read_text(errors='replace')}" for n in ("stdout", "stderr")), sep="\n")
+        print(
+            outcome,
+            root / "case",
+            *(f"{n}:\n{(root / 'case' / n).read_text(errors='replace')}" for n in ("stdout", "stderr")),
+            sep="\n",
+        )
         return int(bool(outcome.wrong))
     workers, begin = [], time.monotonic()
     for job in range(given.jobs):
@@ -214,7 +251,10 @@ def main() -> int:
                         outcome = case(given.seed, number, root / "good", root / f"case-{job}", names)
                         print(json.dumps(outcome), file=file, flush=True)
                         if outcome.wrong:
-                            print(f"{given.seed}:{number} {outcome.reader}: {outcome.wrong}\n    {outcome.what}", flush=True)
+                            print(
+                                f"{given.seed}:{number} {outcome.reader}: {outcome.wrong}\n    {outcome.what}",
+                                flush=True,
+                            )
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -226,8 +266,13 @@ def main() -> int:
     shutil.rmtree(root, ignore_errors=True)
     codes, wrong = Counter(each.code for each in found), [each for each in found if each.wrong]
     slowest = max(found, key=lambda each: each.seconds)
-    print(f"{len(found):,} cases of {len(names)} readers in {time.monotonic() - begin:.0f} s, seed {given.seed}: exit codes {dict(sorted(codes.items()))}; "
-          f"the slowest took {slowest.seconds} s ({slowest.reader}); {len(wrong)} went wrong")
+    print(
+        f"{len(found):,} cases of {len(names)} readers in {time.monotonic() - begin:.0f} s, seed {given.seed}", end=": "
+    )
+    print(
+        f"exit codes {dict(sorted(codes.items()))}; the slowest took {slowest.seconds} s ({slowest.reader})", end="; "
+    )
+    print(f"{len(wrong)} went wrong")
     return int(bool(wrong) or any(ended) or len(found) != given.cases)
 
 

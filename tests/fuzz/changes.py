@@ -92,7 +92,7 @@ def bytes_of(path: Path, rng: Random) -> str:
 def place_of(path: Path, rng: Random) -> str:
     """Something else where the file was."""
     kind = rng.choice(("pipe", "device", "loop", "folder", "missing", "empty", "huge", "noise", "dangling", "other"))
-    others = [p for p in path.parents[1].rglob("*") if p.is_file() and not p.is_symlink()]
+    others = [p for p in path.parent.rglob("*") if p.is_file() and not p.is_symlink()]
     path.unlink()
     if kind == "pipe":
         os.mkfifo(path)

@@ -9,7 +9,6 @@ import resource
 import struct
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -279,10 +278,8 @@ def test_the_map_of_many_classes_has_the_costliest_mistakes():
 
     evidence = made_evidence(classes=[f"c{i}" for i in range(200)], samples=600, pictures=False)
     shown = shown_classes(evidence)
-    assert len(shown) == MAPPED and set(evidence.test["before"].costliest_pairs(1)[0][:2]) <= {
-        f"c{i}" for i in shown
-    } | set(shown)
-    assert replace(evidence, chosen="before") and shown == sorted(shown)
+    (worst,) = evidence.test["before"].costliest_pairs(1)
+    assert len(shown) == MAPPED and {worst.truth, worst.predicted} <= {f"c{i}" for i in shown}
 
 
 def test_nothing_is_fetched_at_import():
@@ -317,5 +314,5 @@ def test_a_picture_is_read_up_to_its_bound(tmp_path, monkeypatch):
     monkeypatch.setenv("CSADA_BOUNDS", "pixels=50000")
     from csada.pixels import square
 
-    with pytest.raises(InputError, match="300 x 300 pixels; at most 50,000 are read .csada --bound pixels=90000"):
+    with pytest.raises(InputError, match=r"300 x 300 pixels; at most 50,000 are read .csada --bound pixels=90000"):
         square((tmp_path / "a.png").read_bytes(), 8)

@@ -316,3 +316,23 @@ def test_a_picture_is_read_up_to_its_bound(tmp_path, monkeypatch):
 
     with pytest.raises(InputError, match=r"300 x 300 pixels; at most 50,000 are read .csada --bound pixels=90000"):
         square((tmp_path / "a.png").read_bytes(), 8)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "reproduce toy --scale smoke --results {}/file/x",
+        "study digits --results {}/file/x",
+        "train digits --out {}/file/x",
+    ],
+)
+def test_a_place_for_results_is_tried_before_any_training(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("csada.training.loop.descend", lambda *_: pytest.fail("it trained"))
+    (tmp_path / "file").write_text("")
+    done = inside(*command.format(tmp_path).split())
+    assert (
+        done.returncode in (1, 2)
+        and re.search("Not a directory|File exists", done.stderr)
+        and "Traceback" not in done.stderr
+    )

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from uuid import uuid4
 
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # a name of `whole`, left by a process that was killed
@@ -80,6 +81,13 @@ def regular(path: StrPath, largest: float = math.inf) -> Path:
     if found.st_size > largest:
         raise OSError(errno.EFBIG, f"more than {largest:,} bytes")
     return Path(path)
+
+
+def probe(folder: Path) -> Path:
+    """The folder, made where it is missing; OSError now, where it cannot be written to, and not after the work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder):
+        return folder
 
 
 def read_start(path: StrPath, count: int = 4096) -> bytes:

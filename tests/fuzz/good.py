@@ -7,9 +7,8 @@ import io
 import pickle
 import pkgutil
 import struct
-import subprocess
-import sys
 import tarfile
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -51,8 +50,8 @@ COSTS = "truth,predicted,cost,why\n*,*,1,usual\nlow,low,0,\nmid,mid,0,\nhigh,hig
 MATRIX = "truth \\ predicted,low,mid,high\nlow,0,1,10\nmid,1,0,1\nhigh,2,1,0\n"
 
 
-def write(root: Path) -> None:
-    """One folder of everything; each case works on a copy."""
+def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> None:
+    """One folder of everything; each case works on a copy. run: starts csada with some words in a folder."""
     root.mkdir(parents=True)
     draw = np.random.default_rng(0)
     for name, text in (("csada.toml", TOML), ("limits.toml", LIMITS), ("costs.csv", COSTS), ("matrix.csv", MATRIX)):
@@ -75,6 +74,16 @@ def write(root: Path) -> None:
     _mnist(root / "mnist", draw)
     _cifar(root / "cifar", draw)
     _models(root)
+    for command in (
+        "tune baseline table.csv --costs costs.csv --epochs 1 --trials 1 --out search",
+        "compare table.csv --costs costs.csv --methods cost_weighted --seeds 1 --epochs 1 --baseline-epochs 1 --out compared",
+    ):
+        (root / "out").mkdir()
+        code, _ = run(command.split(), root)
+        assert code == 0, (root / "stderr").read_text()
+        (root / "out").rmdir()
+        for name in ("stdout", "stderr"):
+            (root / name).unlink()
 
 
 def _mnist(folder: Path, draw: np.random.Generator) -> None:
@@ -127,15 +136,6 @@ def _models(root: Path) -> None:
 
     train(table, "mlp", epochs=1, checkpoints=root / "resumed")
     (root / "weights.safetensors").write_bytes((root / "baseline" / "model.safetensors").read_bytes())
-    run("tune baseline table.csv --costs costs.csv --epochs 1 --trials 1 --out search", root)
-    run(
-        "compare table.csv --costs costs.csv --methods cost_weighted --seeds 1 --epochs 1 --baseline-epochs 1 --out compared",
-        root,
-    )
-
-
-def run(command: str, folder: Path) -> None:
-    subprocess.run([sys.executable, "-m", "csada", *command.split()], cwd=folder, check=True, capture_output=True)
 
 
 def warm_up() -> None:

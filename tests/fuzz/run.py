@@ -83,7 +83,10 @@ def forbid(folder: Path) -> None:
             broken(f"{event} {given!r:.200}")
         for path in paths:
             if isinstance(path, str | bytes | os.PathLike):
-                real = os.path.realpath(os.path.abspath(os.fsdecode(path)))
+                named = os.path.abspath(os.fsdecode(path))
+                real = os.path.realpath(named)
+                if event != "open":  # a link is renamed or removed itself
+                    real = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
                 if not real.startswith(allowed + os.sep) and real != "/dev/null":
                     broken(f"{event} outside: {real}")
 
@@ -227,8 +230,8 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(1)
-    good.write(root / "good")
     good.warm_up()
+    good.write(root / "good", started)
     gc.collect()
     gc.freeze()  # what is shared stays shared
     if given.case:

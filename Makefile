@@ -11,13 +11,19 @@ ifeq ($(CSADA_DATA),)
 unexport CSADA_DATA
 endif
 
-.PHONY: demo test test-gpu lint check bench docs clean
+.PHONY: demo test fuzz test-gpu lint check bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/csada demo
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $$($(PYTHON) -c "import os; print(os.cpu_count())")
+
+# hostile files against every reader; CASES=500 for a short run
+CASES ?= 5000
+SEED ?= 1
+fuzz: $(VENV)/installed-test
+	$(BIN)/python -W ignore tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
 
 # on a machine with a GPU, in the environment that it has: nothing is installed. Its outcome is a record.
 test-gpu:

@@ -59,11 +59,11 @@ def test_scale_keeps_the_papers_imbalance(tmp_path: Path, monkeypatch: pytest.Mo
 
     def skip(path: Path, jobs: list[pills.Job], *_: object) -> list[int]:
         drawn[jobs[0].part] = np.bincount([job.label for job in jobs])
-        np.save(path, np.arange(3 * len(jobs)).astype(np.uint8).reshape(-1, 3, 1, 1))
+        np.save(path, np.resize(np.arange(256, dtype=np.uint8), (len(jobs), 3, 16, 16)))
         return []
 
     monkeypatch.setattr(pills, "_written", skip)  # numbers only: drawing a tenth of the set takes half a minute
-    pills.load(scale=0.1)
+    pills.load(scale=0.1, size=16)
     for part in PARTS:
         assert drawn[part].tolist() == [max(3, round(getattr(p, part) * 0.1)) for p in PRODUCTS]
 

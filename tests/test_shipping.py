@@ -34,6 +34,7 @@ from csada.pixels import STEPS, square
 from csada.reading import plain
 from csada.sample import Sample
 from csada.shipping.graph import Deployed
+from csada.shipping.onnx_file import sealed
 from csada.workflow.predict import open_model, predict
 
 try:
@@ -492,7 +493,7 @@ def test_a_reader_that_goes_away_is_no_crash(model, images):
     ("name", "message"),
     [
         ("foreign.onnx", "was not written by csada"),
-        ("text.onnx", "is no ONNX file"),
+        ("text.onnx", "was not written by csada"),
         ("folder", "is no saved model"),
         ("nowhere", "does not exist"),
     ],
@@ -512,6 +513,74 @@ def test_what_is_no_model_is_said_in_one_line(tmp_path, images, name, message):
     if name == "foreign.onnx":
         done = run("predict", tmp_path / name, images)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+@pytest.fixture(scope="module")
+def toy_file(tmp_path_factory):
+    """A small exported file."""
+    splits = csada.data.load("toy", scale=0.05)
+    network = create("mlp", len(splits.classes), features=splits.shape[0], hidden=[3])
+    file = tmp_path_factory.mktemp("exported") / "toy.onnx"
+    Classifier.of(network, splits).export(file)
+    return file
+
+
+@needs_onnx
+def test_a_flipped_bit_is_noticed(toy_file, tmp_path):
+    """Of 200 such files 197 were accepted, and 150 gave other numbers."""
+    draw, content = np.random.default_rng(0), toy_file.read_bytes()
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[draw.integers(len(damaged))] ^= 1 << int(draw.integers(8))
+        (tmp_path / "x.onnx").write_bytes(damaged)
+        with pytest.raises(InputError, match=r"its hash is wrong|was not written by csada"):
+            open_model(tmp_path / "x.onnx")
+
+
+def never_ends(graph):
+    """In place of the node that makes `class`: a loop of 2^63 rounds."""
+    helper, kinds = onnx.helper, onnx.TensorProto
+    (made,) = [node for node in graph.node if "class" in node.output]
+    made.output[list(made.output).index("class")] = "first"
+    names = [("i", kinds.INT64, []), ("go", kinds.BOOL, []), ("c", kinds.INT64, None)]
+    values = [helper.make_tensor_value_info(*name) for name in names]
+    out = [helper.make_tensor_value_info("go2", kinds.BOOL, []), helper.make_tensor_value_info("c2", kinds.INT64, None)]
+    nodes = [helper.make_node("Identity", ["go"], ["go2"]), helper.make_node("Add", ["c", "i"], ["c2"])]
+    body = helper.make_graph(nodes, "body", values, out)
+    graph.initializer.append(helper.make_tensor("rounds", kinds.INT64, [], [2**63 - 1]))
+    graph.node.append(helper.make_node("Loop", ["rounds", "", "first"], ["class"], body=body))
+
+
+def one_less(graph):
+    graph.output.pop()
+
+
+def beyond(graph):
+    helper = onnx.helper
+    (made,) = [node for node in graph.node if "class" in node.output]
+    made.output[list(made.output).index("class")] = "first"
+    graph.initializer.append(helper.make_tensor("many", onnx.TensorProto.INT64, [], [99]))
+    graph.node.append(helper.make_node("Add", ["first", "many"], ["class"]))
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (never_ends, "cannot decide these samples"),
+        (one_less, "cannot decide these samples"),
+        (beyond, "decides for class"),
+    ],
+)
+def test_a_graph_that_is_not_ours_is_one_line(toy_file, tmp_path, monkeypatch, change, message):
+    """Its hash is right: whoever made it can compute one."""
+    model = onnx.load(toy_file)
+    change(model.graph)
+    (tmp_path / "x.onnx").write_bytes(sealed(model.SerializeToString()))
+    monkeypatch.setenv("CSADA_BOUNDS", "seconds=1")
+    with pytest.raises(InputError, match=message) as error:
+        open_model(tmp_path / "x.onnx").decide(np.zeros((2, 2), np.float32))
+    assert "\n" not in str(error.value)
 
 
 # tables

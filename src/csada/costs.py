@@ -17,12 +17,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from csada.bounds import check
 from csada.errors import InputError
-from csada.files import StrPath, regular, whole
+from csada.files import StrPath, whole
+from csada.reading import read_text
+from csada.rows import as_written, cell
 
 Pair = tuple[int, int]
 ClassLike = int | str
 
+COMPARED = 10_000  # pairs of names: more take too long
 LIST = ["truth", "predicted", "cost"]  # the header of a list of costs
 REFERRED = "(refer)"  # stands where a class would: what leaving a case to a person costs
 
@@ -55,8 +59,8 @@ class CostMatrix:
         names = tuple(str(k) for k in range(len(table))) if classes is None else tuple(map(str, classes))
         if len(names) != len(table):
             raise InputError(f"{len(names)} class names for a {len(table)} x {len(table)} cost table; give one per row")
-        if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise InputError(f"class name {repeated[0]!r} appears twice; every class needs its own name")
+        if (repeated := _repeated(names)) is not None:
+            raise InputError(f"class name {repeated!r} appears twice; every class needs its own name")
 
         def refuse(bad: NDArray[np.bool_], why: str) -> None:
             if bad.any():
@@ -171,7 +175,7 @@ class CostMatrix:
             raise InputError(f"cannot write the costs to {path}: {error.strerror}; choose another place") from None
 
     def _table(self) -> Iterator[list[str]]:
-        yield ["truth \\ predicted", *self.classes]
+        yield ["truth \\ predicted", *map(cell, self.classes)]
         for name, row in zip(self.classes, self.values, strict=True):
             yield [_first(name), *map(_text, row)]
         if self.referral_cost is not None:
@@ -189,9 +193,9 @@ class CostMatrix:
         yield ["*", "*", _text(usual), "every mistake that is not listed"]
         if self.referral_cost is not None:
             yield ["*", REFERRED, _text(self.referral_cost), "leaving a case to a person"]
-        yield from ([_first(name), name, "0", "right"] for name in self.classes)
+        yield from ([_first(name), cell(name), "0", "right"] for name in self.classes)
         for y, z in np.argwhere((self.values != usual) & ~np.eye(len(self), dtype=bool)):
-            yield [_first(self.classes[y]), self.classes[z], _text(self.values[y, z]), ""]
+            yield [_first(self.classes[y]), cell(self.classes[z]), _text(self.values[y, z]), ""]
 
     def index(self, name: ClassLike) -> int:
         """The number of a class, given its name or its number."""
@@ -279,9 +283,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def name_changes(given: Sequence[str], known: Sequence[str]) -> str:
     """What would make the given names (classes, columns) the known ones, in one line; nothing where they agree."""
-    missing, unknown = ([name for name in a if name not in b] for a, b in ((known, given), (given, known)))
+    missing, unknown = ([name for name in a if name not in b] for a, b in ((known, set(given)), (given, set(known))))
     changes = []
-    for name in list(unknown):
+    for name in list(unknown) if len(unknown) * len(missing) <= COMPARED else ():
         if near := difflib.get_close_matches(name, missing, n=1):
             changes.append(f"rename {name!r} to {near[0]!r}")
             unknown.remove(name)
@@ -300,15 +304,14 @@ class _Row(NamedTuple):
 
 def _read_rows(path: Path) -> list[_Row]:
     """The lines that are neither empty nor comments. Spreadsheets of some countries write 1,5;2 where others 1.5,2."""
+    text = read_text(path)
     try:
-        with regular(path).open(newline="", encoding="utf-8-sig") as file:
-            text = file.read()
         lines = (line for line in text.splitlines() if line.strip(" ,;\t") and not line.lstrip('"').startswith("#"))
         found = re.search("[,;\t]", next(lines, ""))  # the header's first one
         separator = found[0] if found else ","
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
         rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row)) and row[0][:1] != "#"]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise InputError(f"cannot read the cost table {path}: {error}") from None
     decimal = "." if separator == "," else ","
     return [_Row(line, _cells(row), decimal) for line, row in rows]
@@ -316,7 +319,7 @@ def _read_rows(path: Path) -> list[_Row]:
 
 def _cells(row: list[str]) -> list[str]:
     """Without the empty ones at the end, with which spreadsheets make all rows as long as the longest comment."""
-    cells = [cell.strip() for cell in row]
+    cells = [as_written(text.strip()) for text in row]
     while not cells[-1]:
         cells.pop()
     return cells
@@ -331,17 +334,18 @@ def _from_table(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list
             raise InputError(f"{path}, line {priced[-1].line}: write what a referral costs once, as {REFERRED},0.5")
         price = _number(path, priced[0], 1, "*", REFERRED) if priced else None
     names = [row.cells[0] for row in rows[1:]]
+    check("classes", max(len(names), len(columns)), f"{path} names {max(len(names), len(columns)):,} classes")
     for where, given in (("header", columns), ("first column", names)):
-        for i, name in enumerate(given):
-            if not name:
-                raise InputError(f"{path}: the {where} lacks a name at position {i + 1}; name every class")
-            if name in given[:i]:
-                raise InputError(f"{path}: the {where} has {name!r} twice; every class needs its own name")
-    for name in [*names, *columns]:
-        if (name in names) != (name in columns):
-            missing, hint = ("header", columns) if name in names else ("first column", names)
-            raise InputError(f"{path}: class {name!r} is missing from the {missing}{did_you_mean(name, hint)}")
-    order = [columns.index(name) for name in names]  # columns may come in another order: names decide
+        if "" in given:
+            raise InputError(f"{path}: the {where} lacks a name at position {given.index('') + 1}; name every class")
+        if (name := _repeated(given)) is not None:
+            raise InputError(f"{path}: the {where} has {name!r} twice; every class needs its own name")
+    if odd := set(names) ^ set(columns):
+        name = next(name for name in [*names, *columns] if name in odd)
+        missing, hint = ("header", columns) if name in names else ("first column", names)
+        raise InputError(f"{path}: class {name!r} is missing from the {missing}{did_you_mean(name, hint)}")
+    place = {name: column for column, name in enumerate(columns)}
+    order = [place[name] for name in names]  # columns may come in another order: names decide
     values = np.zeros((len(names), len(names)))
     for y, row in enumerate(rows[1:]):
         if len(row.cells) != len(rows[0].cells):
@@ -370,9 +374,10 @@ def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[
             raise InputError(f"{path}, line {row.line}: calling {truth!r} what it is must cost 0, not {cost:g}")
     price = costs.pop(("*", REFERRED), None)
     names = list(dict.fromkeys(name for pair in costs for name in pair if name != "*"))
-    values = np.full((len(names), len(names)), np.nan)
+    check("classes", len(names), f"{path} names {len(names):,} classes")
+    values, place = np.full((len(names), len(names)), np.nan), {name: k for k, name in enumerate(names)}
     for pair in sorted(costs, key=lambda pair: -pair.count("*")):  # the more exact line has the last word
-        y, z = (slice(None) if name == "*" else names.index(name) for name in pair)
+        y, z = (slice(None) if name == "*" else place[name] for name in pair)
         values[y, z] = costs[pair]
     np.fill_diagonal(values, 0)
     if len(missing := np.argwhere(np.isnan(values))):
@@ -401,7 +406,13 @@ def _text(cost: float) -> str:
 
 def _first(name: str) -> str:
     """A name in the first column: the space keeps #1 from being a comment."""
-    return f" {name}" if name.startswith("#") else name
+    return f" {name}" if name.startswith("#") else cell(name)
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    """The first that was there before."""
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
 
 
 def _off_diagonal(n: int, cost: float) -> NDArray[np.float64]:

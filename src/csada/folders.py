@@ -20,6 +20,7 @@ from typing import IO
 from uuid import uuid4
 
 from csada.errors import InputError, RunError
+from csada.files import synced
 
 CONFIG = "model.json"  # by which a folder of ours is known
 OWN = ".csada"
@@ -88,6 +89,8 @@ def replaced(out: Path, outdated: Sequence[str] = ()) -> Iterator[Path]:
     try:
         new.mkdir(parents=True)
         yield new
+        for file in (*new.iterdir(), new):
+            synced(file)  # before it takes the name
         if not out.exists():
             new.rename(out)
             return

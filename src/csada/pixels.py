@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from PIL.Image import Transpose
 
+from csada.bounds import check
 from csada.errors import InputError
 from csada.files import StrPath
 
-PIXELS, SIDE = 178_956_970, 65_535  # the most that are decoded: Pillow's own limit, and JPEG's
+SIDE = 65_535  # the most pixels on a side: JPEG's limit
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # those whose header tells the size that is decoded
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 MODES = {1: "L", 3: "RGB"}
@@ -42,12 +43,16 @@ def opened(source: StrPath | IO[bytes]) -> Image.Image:
     """The image, of which only the header is read; one that is too large to decode is refused."""
     try:
         image = Image.open(source, formats=FORMATS)
-    except Image.DecompressionBombError as error:
+    except Image.DecompressionBombError as error:  # at twice our bound, unless that was raised
         raise InputError(f"{error}") from None
     width, height = image.size
-    if max(width, height) > SIDE or width * height > PIXELS:
+    try:
+        if max(width, height) > SIDE:
+            raise InputError(f"{width:,} x {height:,} pixels; at most {SIDE:,} on a side are read")
+        check("pixels", width * height, f"{width:,} x {height:,} pixels")
+    except InputError:
         image.close()
-        raise InputError(f"{width:,} x {height:,} pixels; at most {SIDE:,} on a side and {PIXELS:,} in all are read")
+        raise
     return image
 
 

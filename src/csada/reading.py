@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import tomllib
 import types
 import typing
@@ -23,29 +24,30 @@ from typing import Any, TypeVar
 import numpy as np
 
 from csada import files
+from csada.bounds import most
 from csada.errors import InputError
 
 T = TypeVar("T")
 
-MOST_BYTES = 64 * 2**20  # of a text file that we read whole
 WHOLE = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
 LARGEST = 2**63  # whole numbers are of 64 bits everywhere behind the door
+NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of characters; the others stand for bytes of file names
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
-def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
     try:
-        return read_bytes(path, most).decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{os.fspath(path)} is not text in UTF-8") from None
 
 
-def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """A regular file of at most `most` bytes: a pipe or a device would never end."""
+def read_bytes(path: str | os.PathLike[str], bound: str = "text") -> bytes:
+    """A regular file within that bound: a pipe or a device would never end."""
     try:
-        return files.read_bytes(path, most)
+        return files.read_bytes(path, most(bound))
     except OSError as error:
         raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None
 
@@ -57,8 +59,8 @@ def sha256(content: bytes | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_json(path: str | os.PathLike[str], kind: type[T], most: int = MOST_BYTES) -> T:
-    return typing.cast(T, build(kind, parse_json(read_text(path, most), str(path)), str(path)))
+def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
+    return typing.cast(T, build(kind, parse_json(read_text(path), str(path)), str(path)))
 
 
 def parse_json(text: str, where: str) -> Any:
@@ -181,7 +183,7 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     elif kind is int and isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
         return int(value)  # 1e3 in JSON
     elif type(value) is kind and not (kind is int and abs(value) >= LARGEST):
-        return value
+        return refuse(value, kind, where) if kind is str and NO_TEXT.search(value) else value
     elif kind is str and isinstance(value, Path):
         return str(value)
     return refuse(value, kind, where)

@@ -14,20 +14,26 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from csada.bounds import check, most
 from csada.errors import InputError
 from csada.files import regular
 
 LARGEST = float(np.finfo(np.float32).max)
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null")  # cells that hold no value
 DECIMALS = re.compile(r"[+-]?\d*([.,])\d+(?:[eE][+-]?\d+)?")
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
+SIGNED = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?|-")
 AMBIGUOUS = re.compile(r"[+-]?[1-9]\d{0,2}([.,])\d{3}")  # thousands in some countries, decimals in others
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not empty, header first, with the number of their line."""
     with _opened(path) as (file, separator):
-        reader = csv.reader(file, delimiter=separator, strict=True)
-        yield from ((reader.line_num, [cell.strip() for cell in row]) for row in reader if row)
+        reader = csv.reader(_lines(file, path), delimiter=separator, strict=True)
+        for row in reader:
+            check("columns", len(row), f"{path}, line {reader.line_num} has {len(row):,} columns")
+            if row:
+                yield reader.line_num, [cell.strip() for cell in row]
 
 
 def decimal_sign(path: Path) -> str:
@@ -39,12 +45,20 @@ def decimal_sign(path: Path) -> str:
     return "".join(sorted({found[1] for cell in cells if (found := DECIMALS.fullmatch(cell))}))
 
 
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+    longest = most("line")
+    while line := file.readline(longest + 1):
+        if len(line) > longest:
+            raise InputError(f"{path} has a line of more than {longest:,} letters; is it a CSV file?")
+        yield line
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[str], str]]:
     """The file, and what separates its cells: the header's first comma, semicolon or tab outside of quotes."""
     try:
         with regular(path).open(newline="", encoding="utf-8-sig") as file:
-            header = next((line for line in file if line.strip()), "")
+            header = next((line for line in _lines(file, path) if line.strip()), "")
             found = re.search("[,;\t]", re.sub('"[^"]*"', "", header))
             file.seek(0)
             yield file, found[0] if found else ","
@@ -54,6 +68,16 @@ def _opened(path: Path) -> Iterator[tuple[IO[str], str]]:
         raise InputError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8") from None
     except csv.Error as error:
         raise InputError(f"{path} is not a CSV file: {error}") from None
+
+
+def cell(text: str) -> str:
+    """A text for a CSV file that people open: no spreadsheet takes it for a formula."""
+    return f"'{text}" if FORMULA.match(text) and not SIGNED.fullmatch(text) else text
+
+
+def as_written(text: str) -> str:
+    """What `cell` was given."""
+    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 
 def number(line: int, column: str, text: str, decimal: str = ".") -> float:

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from csada.cli import (  # noqa: F401 - each adds its commands
     check,
@@ -25,6 +25,8 @@ from csada.cli import (  # noqa: F401 - each adds its commands
 from csada.cli.common import Terminated, app, warn
 from csada.errors import InputError, RunError
 
+LONGEST = 5000  # letters of a message
+
 
 class Told(logging.Handler):
     """What is logged is printed on the error console."""
@@ -41,11 +43,21 @@ def main() -> None:
     try:
         app()
     except (InputError, RunError) as error:
-        warn(f"csada: {error}", style="red")
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        ended(str(error), 2 if isinstance(error, InputError) else 1)
+    except OSError as error:  # a full disk, a folder that may not be written to, a name that is too long
+        where = f"{os.fsdecode(error.filename)[:200]}: " if isinstance(error.filename, str | bytes) else ""
+        ended(f"{where}{error.strerror or error}; free the space, or name another place", 1)
+    except MemoryError:
+        ended("the memory does not suffice; give it less at once", 1)
     finally:
         log.removeHandler(told)
         signal.signal(signal.SIGTERM, before)
+
+
+def ended(why: str, code: int) -> NoReturn:
+    """Whatever a library had to say about it, one line."""
+    warn(f"csada: {' '.join(why.split())[:LONGEST]}", style="red")
+    sys.exit(code)
 
 
 def terminated(number: int, _: Any, own: int = os.getpid()) -> None:

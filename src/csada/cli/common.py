@@ -16,6 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from csada.errors import InputError
+from csada.files import printable
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Classifiers for when some mistakes cost more than others.",
 )
-console = Console()
-errors = Console(stderr=True)
+console = Console(markup=False, highlight=False)
+errors = Console(stderr=True, markup=False, highlight=False)
 
 OutDir = Annotated[Path, Option("--out", help="The folder to write to.")]
 DataSet = Annotated[str, Argument(help="A data set's name, a folder of images or a CSV file.")]
@@ -68,9 +69,9 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def say(*lines: str, style: str | None = None, on: Console = console) -> None:
-    """Text as it is: a class name is never markup."""
+    """Text as it is: a class name is never markup, nor does it steer the terminal."""
     for line in lines:
-        on.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        on.print(printable(line), style=style, soft_wrap=True)
 
 
 def warn(*lines: str, style: str | None = "yellow") -> None:
@@ -91,13 +92,13 @@ def show_files(files: list[Path]) -> None:
     say(*(f"wrote {file}" for file in files))
 
 
-def show_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def show_table(headings: tuple[str, ...], rows: list[tuple[str, ...]], title: str | None = None) -> None:
     """The first column holds names."""
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=None if title is None else printable(title))
     for heading in ("", *headings):
         table.add_column(heading, no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console.print(table)
 
 

@@ -151,9 +151,9 @@ def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, 
     names, values = costs.classes, costs.values
     mistakes = values[~np.eye(len(costs), dtype=bool)]
     smallest, largest = float(mistakes.min()), float(mistakes.max())
-    critical = costs.critical_pairs(mistakes.size)
-    shown = critical[:SHOWN]
-    ties = sum(values[pair] == values[shown[-1]] for pair in critical[SHOWN:])
+    shown = costs.critical_pairs(SHOWN)
+    last = [values[pair] for pair in shown].count(values[shown[-1]]) if shown else 0
+    ties = int((mistakes == values[shown[-1]]).sum()) - last if shown else 0
 
     uneven = int((values > values.T).sum())
     y, z = costs.top_pairs(1, by="asymmetry" if uneven else "cost")[0]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from typer import Argument, Option
 
 from csada.cli import common as cli
@@ -33,10 +32,15 @@ def data_show(
     """
     import numpy as np
 
+    from csada.data import find, folder
     from csada.report.examples import examples_figure
     from csada.report.style import save
+    from csada.workflow.project import images
 
-    splits = cli.load_data(data, data_dir, scale, skip_bad=skip_bad, label=label, ignore=ignore)
+    is_folder, size = find(data, data_dir)[0] == folder.__name__, None
+    if is_folder:  # as small as they are: nothing here needs more
+        size = min(images(data, data_dir)[0] or 224, 224)
+    splits = cli.load_data(data, data_dir, scale, size=size, skip_bad=skip_bad, label=label, ignore=ignore)
     names = ("train", "validation", "test")
     parts = [getattr(splits, name) for name in names]
     counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]
@@ -45,18 +49,14 @@ def data_show(
         told = {"name": splits.name, "samples": found, "skipped": splits.skipped, "warnings": splits.warnings}
         cli.show_json(told)
     else:
-        table = Table("class", *names, title=splits.name)
-        for label, *numbers in zip(splits.classes, *counts, strict=True):
-            table.add_row(label, *map(str, numbers))
-        table.add_section()
-        table.add_row("all", *(f"{len(part):,}" for part in parts))
-        cli.console.print(table)
+        rows = [(name, *map(str, numbers)) for name, *numbers in zip(splits.classes, *counts, strict=True)]
+        cli.show_table(names, [*rows, ("all", *(f"{len(part):,}" for part in parts))], splits.name)
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")
         first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(splits.classes))]
-        images = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
-        files = save(examples_figure(images, splits.classes, columns=5), figure, (figure.suffix[1:] or "png",))
+        pictures = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
+        files = save(examples_figure(pictures, splits.classes, columns=5), figure, (figure.suffix[1:] or "png",))
         cli.show_files([] if as_json else files)
 
 

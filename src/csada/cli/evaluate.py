@@ -12,6 +12,8 @@ from csada.cli import common as cli
 from csada.cli.fit import Budget
 from csada.errors import InputError
 
+OURS = b'<meta name="generator" content="csada">'  # in the head of a report
+
 
 @cli.app.command()
 def evaluate(
@@ -211,7 +213,7 @@ def report(
     Example: csada report out/fitted --out report.html
     """
     from csada.classifier import described
-    from csada.files import write_text
+    from csada.files import read_start, write_text
     from csada.report.card import verdict
     from csada.report.page import page
     from csada.workflow.check import latest
@@ -224,6 +226,8 @@ def report(
     target, shown = out or folder / "report.html", folder.name if folder.is_absolute() else str(folder)
     if target.is_dir():
         raise InputError(f"{target} is a folder; name a file, for example --out {target / 'report.html'}")
+    if target.exists() and OURS not in read_start(target):  # a project file of a stranger may name any
+        raise InputError(f"{target} is not a report of csada; remove it, or give another --out")
     try:
         write_text(target, page(evidence, shown, latest(folder)), errors="replace")  # names of folders need not be text
     except OSError as error:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from csada.cli import common as cli
 from csada.errors import InputError, RunError
+from csada.files import probe
 
 
 @cli.app.command()
@@ -178,6 +179,7 @@ def reproduce(
         cli.console.print(table)
         cli.say("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.")
         return
+    probe(results)
     only = Selection(methods.split(",") if methods else None, matrices, replications)
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     failed = 0
@@ -258,6 +260,7 @@ def study(
             table.add_row(name, source.model, f"{total - left} of {total}", _duration(seconds), judged)
         cli.console.print(table)
         return
+    probe(results)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     failed = []
     for name in names or ():

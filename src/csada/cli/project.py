@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from typer import BadParameter, Exit, Option
 from typer.core import TyperGroup
 
+from csada import bounds
 from csada.cli import common as cli
 from csada.errors import InputError
 from csada.files import write_text
@@ -169,8 +170,13 @@ def options(
     project: Annotated[
         Path | None, Option(help="The file with the settings; by default csada.toml in this folder.")
     ] = None,
+    bound: Annotated[
+        list[str] | None, Option(metavar="NAME=NUMBER", help="Read more than is safe by default: docs/bounds.md.")
+    ] = None,
 ) -> None:
     """What holds for every command; ProjectGroup makes use of it."""
+    bounds.raised(text := ",".join(bound or ()))
+    os.environ[bounds.VARIABLE] = ",".join(filter(None, (os.environ.get(bounds.VARIABLE), text)))
 
 
 @cli.app.command()

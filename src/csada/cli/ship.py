@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError, RunError
-from csada.files import whole
+from csada.files import printable, whole
 
 FORMATS = ("csv", "jsonl")
 
@@ -72,7 +72,7 @@ def predict(
 
     Example: csada predict out/fitted photos/ --out decisions.csv
     """
-    from csada.rows import said_of_unknown
+    from csada.rows import cell, said_of_unknown
 
     if form not in FORMATS:
         raise InputError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
@@ -87,17 +87,21 @@ def predict(
     name, *_ = columns = opened.columns(every)
     total = 0 if out is None or opened.input.is_row else sum(1 for _ in files(inputs))
     done = failed = 0
+
+    def shown(text: str) -> str:
+        return cell(printable(text) if out is None and sys.stdout.isatty() else text)
+
     with _output(out) as stream, cli.progress("predicting") if total else nullcontext() as update:
         table = csv.DictWriter(stream, columns, lineterminator="\n")
         if form == "csv":
-            table.writeheader()
+            table.writerow(dict(zip(columns, map(shown, columns), strict=True)))
         for row in rows:
             if "error" in row:
                 failed += 1
                 where = f"row {row[name]}" if opened.input.is_row else row[name]
                 cli.warn(f"csada: {where}: {row['error']}", style=None)
             if form == "csv":
-                table.writerow(row)
+                table.writerow({key: shown(value) if isinstance(value, str) else value for key, value in row.items()})
             else:
                 stream.write(json.dumps(row) + "\n")
             done += 1

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
+import math
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ from numpy.typing import NDArray
 from PIL import UnidentifiedImageError
 from torch import Tensor
 
+from csada.bounds import most
 from csada.data.fetch import Progress, user_cache
 from csada.data.splits import as_ids, hashed
 from csada.errors import InputError, RunError
-from csada.files import read_bytes, whole
+from csada.files import read_bytes, regular, sweep, whole
 from csada.pixels import square
 
-VERSION = 3  # raised when the pixels or the layout of the files change
+VERSION = 4  # raised when the pixels or the layout of the files change
 CHUNK = 256  # images decoded between two writes
 
 T = TypeVar("T")
@@ -58,24 +60,40 @@ class Decoded:
 def decode_files(root: Path, paths: Sequence[str], size: int, on_progress: Progress | None = None) -> Decoded:
     """Image files under `root`, named by relative paths, known by these, their sizes and their times of change."""
     identity = _identity(root, paths)
-    return decode(identity, lambda: [(path, partial(read_bytes, root / path)) for path in paths], size, on_progress)
+    return decode(
+        identity, lambda: [(path, partial(read_bytes, root / path, most("image"))) for path in paths], size, on_progress
+    )
 
 
 def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
     """[N]: a hash of the content of each file, computed once; the files are known as in `decode_files`."""
     file = entry(["content", _identity(root, paths)]).with_suffix(".ids")
-    with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):
-        if len(ids := np.load(file)) == len(paths):
-            return np.asarray(ids)
+    if (known := _sealed(file)) is not None and len(known) == 8 * len(paths):
+        return as_ids(known)
 
     def content(path: str) -> bytes:
-        return hashed([_readable(path, partial(read_bytes, root / path))])
+        return hashed([_readable(path, partial(read_bytes, root / path, most("image")))])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # files are read and hashed outside the interpreter's lock
         ids = as_ids(b"".join(pool.map(content, paths)))
-    with contextlib.suppress(OSError), _renamed(file) as out:  # a cache that cannot be written costs time alone
-        np.save(out, ids)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time alone
+        _seal(file, ids.tobytes())
     return ids
+
+
+def _seal(path: Path, content: bytes) -> None:
+    """A file that begins with the hash of the rest."""
+    with whole(path) as partial:
+        partial.write_bytes(hashlib.sha256(content).digest() + content)
+
+
+def _sealed(path: Path) -> bytes | None:
+    """None where there is none, or a damaged one."""
+    try:
+        found = read_bytes(path, most("weights"))
+    except OSError:
+        return None
+    return found[32:] if hashlib.sha256(found[32:]).digest() == found[:32] else None
 
 
 def _identity(root: Path, paths: Sequence[str]) -> list[Any]:
@@ -107,23 +125,41 @@ def decode(
 ) -> Decoded:
     """The images as squares of `size` pixels: from the cache when `identity` was seen before, else from `images()`."""
     place = entry([["centre crop", "bilinear", size, VERSION], identity])
-    found = _read(place)
+    found = _read(place, size)
     if found is None:
+        with contextlib.suppress(OSError):  # there is none yet
+            sweep(place.parent)
         _build(place, images(), size, on_progress)
-        found = _read(place)
+        found = _read(place, size)
     if found is None:
         raise RunError(f"the cache written to {place.parent} cannot be read back; set CSADA_CACHE to another folder")
     return found
 
 
-def _read(place: Path) -> Decoded | None:
+def _read(place: Path, size: int) -> Decoded | None:
     """None when there is no such entry, or not a whole one."""
+    if (index := _sealed(place.with_suffix(".npz"))) is None:
+        return None
+    with np.load(io.BytesIO(index)) as found:
+        names, skipped = (tuple(found[part].tolist()) for part in ("names", "skipped"))
+        moments = found["moments"]
+    images = mapped(place.with_suffix(".npy"), len(names), size)
+    return None if images is None else Decoded(images, names, skipped, moments)
+
+
+def mapped(path: Path, count: int, size: int) -> Tensor | None:
+    """[count, 3, size, size]: what `pixel_file` wrote, mapped from the disk; None where it is not whole."""
+    shape, header = (count, 3, size, size), io.BytesIO()
+    _write_header(header, shape)
+    start = header.tell()
     try:
-        images = np.load(place.with_suffix(".npy"), mmap_mode="c")
-        with place.with_suffix(".npz").open("rb") as file, np.load(file) as index:
-            names, skipped = (tuple(index[part].tolist()) for part in ("names", "skipped"))
-            return Decoded(torch.from_numpy(images), names, skipped, index["moments"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with regular(path).open("rb") as file:
+            if file.read(start) != header.getvalue() or path.stat().st_size != start + math.prod(shape):
+                return None
+        if not count:
+            return torch.empty(shape, dtype=torch.uint8)
+        return torch.from_numpy(np.memmap(path, np.uint8, "c", start, shape))
+    except OSError:
         return None
 
 
@@ -150,9 +186,9 @@ def _build(place: Path, images: Sequence[Encoded], size: int, on_progress: Progr
                 on_progress(start + len(chunk), len(images))
         out.seek(0)
         _write_header(out, (len(names), 3, size, size))  # as many as could be decoded
-        with _renamed(place.with_suffix(".npz")) as index:  # first: an entry is whole once the pixels have their name
-            table = np.array(moments, np.int64).reshape(-1, 2, 3)
-            np.savez(index, names=np.array(names, str), skipped=np.array(skipped, str), moments=table)
+        table, index = np.array(moments, np.int64).reshape(-1, 2, 3), io.BytesIO()
+        np.savez(index, names=np.array(names, str), skipped=np.array(skipped, str), moments=table)
+        _seal(place.with_suffix(".npz"), index.getvalue())  # first: an entry is whole once the pixels have their name
 
 
 @contextlib.contextmanager
@@ -162,7 +198,7 @@ def pixel_file(path: Path, count: int, size: int) -> Iterator[IO[bytes]]:
     Written, not mapped: on a full disk a write fails, but a store to a mapped page kills the process.
     """
     try:
-        with _renamed(path) as out:
+        with whole(path) as partial, partial.open("wb") as out:
             _write_header(out, (count, 3, size, size))
             yield out
     except OSError as error:
@@ -188,12 +224,3 @@ def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[n
 def _write_header(out: IO[bytes], shape: tuple[int, ...]) -> None:
     """The .npy header; NumPy leaves room in it for the first axis to change its number of digits."""
     np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
-
-
-@contextlib.contextmanager
-def _renamed(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name when all went well, and when it is on the disk."""
-    with whole(path) as partial, partial.open("wb") as out:
-        yield out
-        out.flush()
-        os.fsync(out.fileno())

@@ -25,7 +25,7 @@ from csada.data.fetch import Progress, missing, places
 from csada.data.pickled import Built, Call, Name, read
 from csada.data.splits import Part, Splits, hold_out, scaled
 from csada.errors import InputError
-from csada.files import StrPath, read_bytes
+from csada.files import StrPath, read_bytes, regular
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), scale=255)
@@ -107,7 +107,7 @@ class _Bounded:
 def _unpacked(archive: Path) -> Iterator[tuple[str, bytes]]:
     """The names and contents of its files, in order."""
     try:
-        with archive.open("rb") as packed:
+        with regular(archive).open("rb") as packed:
             magic = packed.read(2)
         unpack: Any = {b"\x1f\x8b": gzip.open, b"\xfd7": lzma.open}.get(magic, open)
         with unpack(archive, "rb") as file, tarfile.open(fileobj=_Bounded(file), mode="r|") as tar:  # type: ignore[call-overload]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import math
 import os
 import urllib.error
 import urllib.request
@@ -95,19 +96,19 @@ def fetch(
 
         path = folder / file.name
         if not (path.is_file() and _md5(path) == file.md5):
-            download((base_url or remote.base_url).rstrip("/") + "/" + file.name, path, file.md5, report)
+            download((base_url or remote.base_url).rstrip("/") + "/" + file.name, path, file.md5, report, file.size)
         before += file.size
         report(file.size)
     return folder
 
 
-def download(url: str, path: Path, md5: str, on_progress: Progress | None = None) -> None:
+def download(url: str, path: Path, md5: str, on_progress: Progress | None = None, size: float = math.inf) -> None:
     """One file, by way of `<name>.part`, which a later call continues; it takes its name once its checksum is right."""
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(ATTEMPTS):
-            if _continue(url, part, on_progress):
+            if _continue(url, part, on_progress, size):
                 break
         else:
             raise RunError(
@@ -126,7 +127,7 @@ def download(url: str, path: Path, md5: str, on_progress: Progress | None = None
         raise RunError(f"{part} cannot be written: {why}; free the space or name another folder") from None
 
 
-def _continue(url: str, part: Path, on_progress: Progress | None) -> bool:
+def _continue(url: str, part: Path, on_progress: Progress | None, size: float) -> bool:
     """Appends to `part` what the server still has; False when the connection broke before the end."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -144,6 +145,9 @@ def _continue(url: str, part: Path, on_progress: Progress | None) -> bool:
         with part.open("ab" if have else "wb") as out:
             try:
                 while chunk := response.read(CHUNK):
+                    if have + len(chunk) > size:
+                        part.unlink()
+                        raise RunError(f"{url} sends more than the {size:,} bytes that it should have; it was not kept")
                     out.write(chunk)
                     have += len(chunk)
                     if on_progress is not None:

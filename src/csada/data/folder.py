@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from csada.bounds import check
 from csada.data.augment import Augmentation, Normalization
 from csada.data.cache import decode_files, file_ids
 from csada.data.fetch import Progress
@@ -34,8 +35,8 @@ from csada.data.splits import (
     some_of,
     unrepresented,
 )
-from csada.errors import InputError
-from csada.files import StrPath, regular
+from csada.errors import InputError, RunError
+from csada.files import StrPath, printable, regular
 from csada.pixels import SUFFIXES, opened
 
 VALIDATION = ("valid", "validation", "val", "dev")
@@ -109,7 +110,7 @@ def load(
         for part in PARTS
     )
     warnings = (*listing.warnings, *_lacking(root, parts, classes))
-    name = root.resolve().name
+    name = printable(root.resolve().name)
     return Splits(train, validated, test, classes, name, skipped=decoded.skipped, warnings=warnings)
 
 
@@ -153,6 +154,8 @@ def save(splits: Splits, path: StrPath, on_progress: Progress | None = None) -> 
                 if on_progress and done % 100 == 0:
                     on_progress(done, total)
         partial.rename(target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror}; nothing is left of it") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -237,6 +240,7 @@ def _or_split(root: Path) -> str:
 def _checked_classes(root: Path, parts: Parts) -> tuple[str, ...]:
     """The classes of train, after making sure that no other part has more and that no part is empty."""
     classes = sorted({_class_of(path) for path in parts["train"]})
+    check("classes", len(classes), f"{root} has {len(classes):,} classes")
     if len(every := {_class_of(path) for paths in parts.values() for path in paths}) < 2:
         raise InputError(f"{root} has the single class {min(every)}; a classifier needs two or more")
     for part, paths in parts.items():
@@ -259,7 +263,10 @@ def _class_of(path: str) -> str:
 
 
 def _folders(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if entry.is_dir()]
+    names = [entry.name for entry in _entries(folder) if entry.is_dir()]
+    if bad := [name for name in names if printable(name) != name]:
+        raise InputError(f"the folder {folder / bad[0]} has a name that is no plain text in UTF-8; rename it")
+    return names
 
 
 def _entries(folder: Path) -> list[Path]:

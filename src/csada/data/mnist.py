@@ -15,7 +15,7 @@ from csada.data.augment import Augmentation, Normalization
 from csada.data.fetch import missing, places
 from csada.data.splits import Part, Splits, hold_out, scaled
 from csada.errors import InputError
-from csada.files import StrPath
+from csada.files import StrPath, regular
 
 NORMALIZATION = Normalization(mean=(0.1307,), std=(0.3081,), scale=255)
 AUGMENTATION = Augmentation(padding=2)
@@ -36,7 +36,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """The array of unsigned bytes that the file holds."""
     header = 4 + 4 * dimensions
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else path.open("rb") as file:
             start = file.read(header)

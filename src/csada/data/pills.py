@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from csada.data.augment import Normalization
-from csada.data.cache import entry, pixel_file
+from csada.data.cache import entry, mapped, pixel_file
 from csada.data.fetch import Progress
 from csada.data.pmi import AUGMENTATION, CLASSES, PRODUCTS, Product
 from csada.data.splits import PARTS, Part, Splits, check_scale
-from csada.errors import InputError
+from csada.errors import InputError, RunError
 from csada.files import StrPath
 
 RENDERER = 1  # part of every cache key: raise it when a picture changes
@@ -104,7 +104,7 @@ def load(
     jobs = {
         part: [Job(seed, part, label, n) for label, count in enumerate(counts[part]) for n in range(count)]
         for part in PARTS
-        if not paths[part].exists()
+        if mapped(paths[part], sum(counts[part]), size) is None
     }
     done, total = 0, sum(map(len, jobs.values()))
     for part in jobs:
@@ -112,7 +112,11 @@ def load(
             done += drawn
             if on_progress is not None:
                 on_progress(done, total)
-    x = {part: torch.from_numpy(np.load(paths[part], mmap_mode="c")) for part in PARTS}
+    x = {part: found for part in PARTS if (found := mapped(paths[part], sum(counts[part]), size)) is not None}
+    if lost := [part for part in PARTS if part not in x]:
+        raise RunError(
+            f"the cache written to {paths[lost[0]].parent} cannot be read back; set CSADA_CACHE to another folder"
+        )
     y = {part: torch.arange(len(CLASSES)).repeat_interleave(torch.tensor(counts[part])) for part in PARTS}
     some = x["train"][:: max(1, len(x["train"]) // 256)].transpose(0, 1).flatten(1).double() / 255
     normalization = Normalization(tuple(some.mean(1).tolist()), tuple(some.std(1).tolist()), 255)

@@ -7,7 +7,9 @@ number becomes the median of the training part, a missing word its most frequent
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from csada.bounds import check
 from csada.costs import did_you_mean
 from csada.data.augment import Normalization
 from csada.data.splits import PARTS, Part, Splits, by_content, content_ids, hashed, repeated, scaled, unrepresented
@@ -59,8 +62,10 @@ def load(
             raise InputError(f"{path}, line {line} has no label in column {label!r}; fill it in or remove the line")
     names = [row[at] for _, row in rows]
     classes = _classes(path, names)
+    check("classes", len(classes), f"{path} has {len(classes):,} classes in column {label!r}")
     decimal = decimal_sign(path)
-    cells = {name: _column(name, header.index(name), rows, decimal) for name in features}
+    places = {name: place for place, name in enumerate(header)}
+    cells = {name: _column(name, places[name], rows, decimal) for name in features}
     ids = content_ids(torch.from_numpy(np.stack([cells[name].raw for name in sorted(features)], 1)))
     if same := repeated(ids, [f"line {line}" for line, _ in rows], names):
         warnings.append(f"{path}: the same values in two classes: {same}; keep the right ones")
@@ -76,7 +81,8 @@ def load(
                 f"{path}, {next(iter(cells[name].wrong.values()))}; correct it, or leave it empty if it is missing. "
                 "--label NAME names the label, --ignore NAME what is no feature"
             )
-    y = np.array([classes.index(name) for name in names])
+    number = {name: k for k, name in enumerate(classes)}
+    y = np.array([number[name] for name in names])
     if not all(map(len, indices)):
         raise InputError(f"{path} has too few rows ({len(rows)}) to be split into train, validation and test; add some")
     labels = dict(zip(PARTS, (y[index] for index in indices), strict=True))
@@ -200,8 +206,9 @@ def _roles(
         raise InputError(f"{path} has no column{which} that may be the label; --label NAME names another one")
     features = [name for name in left if name != labels[-1]]
     if columns is not None:
+        known = set(features)
         for name in columns:
-            if name not in features:
+            if name not in known:
                 raise InputError(f"{path} has no feature {name!r}; the classifier takes {', '.join(columns)}")
         features = [name for name in features if name in columns]
     if not features:
@@ -211,6 +218,8 @@ def _roles(
 
 def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, list[str]]], list[str]]:
     """The header, the rows with the number of their line, and what was left out."""
+    with suppress(OSError):  # who reads it says what is wrong
+        check("table", size := path.stat().st_size, f"{path} has {size:,} bytes")
     (_, header), *rows = list(read_rows(path)) or [(0, [])]
     if not header:
         raise InputError(f"{path} is empty; it needs a header and rows")
@@ -225,8 +234,8 @@ def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, lis
         raise InputError(
             f"{path} has the single column {header[0]!r}; it needs features and a label, with commas between (or ; or tabs)"
         )
-    if twice := {name for name in header if header.count(name) > 1}:
-        raise InputError(f"{path} has several columns named {sorted(twice)[0]!r}; rename them")
+    if twice := sorted(name for name, times in Counter(header).items() if times > 1):
+        raise InputError(f"{path} has several columns named {twice[0]!r}; rename them")
     if "" in header:
         raise InputError(f"{path}: column {header.index('') + 1} has no name; name it or remove it")
     return header, rows, warnings

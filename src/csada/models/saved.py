@@ -17,7 +17,7 @@ from csada.folders import CONFIG
 from csada.models import weights
 from csada.models.factories import rebuild, sketch
 from csada.models.members import Member, check_numbers
-from csada.models.weights import MOST, WEIGHTS, misfits
+from csada.models.weights import WEIGHTS, misfits
 from csada.reading import build, parse_json, read_bytes, read_text, sha256
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def load_members(
 
 
 def read_tensors(path: Path, digest: str, load: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
-    content = read_bytes(path, MOST)
+    content = read_bytes(path, "weights")
     if sha256(content) != digest:
         raise InputError(f"{path} is damaged: it is not the file that {CONFIG} describes; copy the whole folder again")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Mapping
@@ -14,13 +15,13 @@ from safetensors.torch import load
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from csada.bounds import most
 from csada.errors import InputError
 from csada.files import read_bytes
 from csada.models import layers
 
 HUB = "hub:"  # hub:timm/resnet34.a1_in1k is a repository on the Hugging Face hub
 WEIGHTS = "model.safetensors"
-MOST = 2**36  # bytes of a file of weights
 
 
 def load_weights(
@@ -59,10 +60,21 @@ def read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"no weights at {path}; give a .safetensors file, a torch file or {HUB}owner/name")
     try:
         if path.suffix == ".safetensors":
-            return load(read_bytes(path, MOST))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+            return load(read_bytes(path, most("weights")))
+        state = torch.load(io.BytesIO(read_bytes(path, most("weights"))), map_location="cpu", weights_only=True)
+    except (
+        SafetensorError,
+        OSError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        pickle.UnpicklingError,
+    ) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
             f"cannot read the weights {path}: {reason}; the file is damaged or holds no plain tensors"
         ) from None

@@ -26,11 +26,28 @@ OUTCOMES = ("reached", "exhausted", "rejected", "skipped")
 CRITICAL = 3  # pairs that count as critical
 LISTED = 10  # pairs in a table
 FEW = 20  # cases whose mean cost is still a matter of luck
+MAPPED = 60  # classes in a heat map: of more, those that matter
 LONG = 60  # letters of a value that is no text
 NAME = 60  # letters of a file's name
 SIDE = 192  # pixels: larger images are made smaller
 
 Array = NDArray[Any]
+
+
+def shown_classes(evidence: Evidence) -> list[int]:
+    """The classes of the maps, in order: all, or of many those of the costliest mistakes, made or possible."""
+    k = len(evidence.classes)
+    if k <= MAPPED:
+        return list(range(k))
+    made = np.stack([e.confusion * e.costs.values for e in evidence.test.values()]).sum(0)
+    order = [int(i) for key in (made, evidence.costs.values) for i in np.argsort(-key, axis=None, kind="stable")[:k]]
+    found = dict.fromkeys(each for pair in order for each in divmod(pair, k) if pair // k != pair % k)
+    return sorted(list(found)[:MAPPED])
+
+
+def _note(evidence: Evidence, shown: Sequence[int]) -> str:
+    k = len(evidence.classes)
+    return f"The map shows {len(shown)} of {k:,} classes: those of the costliest mistakes." if len(shown) < k else ""
 
 
 def critical(e: Evaluation, most: int = CRITICAL) -> list[PairError]:
@@ -107,35 +124,40 @@ def limits(evidence: Evidence) -> dict[str, Any] | None:
 
 
 def costs(evidence: Evidence) -> dict[str, Any]:
-    values, names = evidence.costs.values, evidence.classes
+    values, shown = evidence.costs.values, shown_classes(evidence)
     paid = values[values > 0]
     least, largest = (float(paid.min()), float(paid.max())) if len(paid) else (0.0, 0.0)
-    cells = {}
+    values, names, cells = values[np.ix_(shown, shown)], [evidence.classes[k] for k in shown], {}
     for y, z in np.argwhere(values).tolist():
         tone = 0.08 + 0.87 * float(np.sqrt((values[y, z] - least) / ((largest - least) or 1.0)))
         hover = f"{names[y]} labelled as {names[z]}: {values[y, z]:g}"
         cells[y, z] = Cell("cost", tone, compact(values[y, z]), hover)
     title = f"What each mistake costs, from {compact(least)} to {compact(largest)}"
     drawn = charts.heat_map("costs-map", title, names, names, cells, 640)
-    return {"title": "What mistakes cost", "map": drawn, "referral": evidence.costs.referral_cost}
+    told = {"note": _note(evidence, shown), "referral": evidence.costs.referral_cost}
+    return {"title": "What mistakes cost", "map": drawn, **told}
 
 
 def confusion(evidence: Evidence) -> dict[str, Any]:
     """Rows that differ side by side, with the change; the saved row alone where none does."""
-    classes, panels = evidence.classes, []
+    shown_ones, panels = shown_classes(evidence), []
+    classes = [evidence.classes[k] for k in shown_ones]
     counts = {row: _counts(evidence, row) for row in evidence.test}
     pairs = [pair for pair in comparisons(evidence) if not np.array_equal(counts[pair[0]], counts[pair[1]])]
     for i, pair in enumerate(pairs or [(evidence.chosen, evidence.chosen)]):
         before, after = (counts[row] for row in pair)
         width = max(before.shape[1], after.shape[1])  # one more than classes where a row refers cases to a person
         before, after = (np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in (before, after))
-        columns = [*classes, "referred"][:width]
-        largest = max(_largest_mistake(before), _largest_mistake(after))
-        shown = {
-            row: _counted(evidence, table, columns, largest) for row, table in zip(pair, (before, after), strict=True)
-        }
+        columns = [*classes, *["referred"] * (width - len(evidence.classes))]
         wrong = {row: int((table * _mistakes(table)).sum()) for row, table in zip(pair, (before, after), strict=True)}
         total = {row: f"{n:,} mistake{'s' * (n != 1)} in all" for row, n in wrong.items()}
+        of, kept = before.sum(1)[shown_ones], [*shown_ones, *range(len(evidence.classes), width)]
+        before, after = (table[np.ix_(shown_ones, kept)] for table in (before, after))
+        largest = max(_largest_mistake(before), _largest_mistake(after))
+        prices = evidence.costs.values[np.ix_(shown_ones, shown_ones)]
+        shown = {
+            row: _counted(prices, table, of, columns, largest) for row, table in zip(pair, (before, after), strict=True)
+        }
         if pairs:
             shown["change"] = _changed(before, after, columns)
             total["change"] = f"{signed(wrong[pair[1]] - wrong[pair[0]], 0)} in all"
@@ -145,7 +167,7 @@ def confusion(evidence: Evidence) -> dict[str, Any]:
             for j, (name, cells) in enumerate(shown.items())
         ]
         panels.append({"label": " → ".join(pair), "maps": maps})
-    return {"title": "Confusion matrix", "panels": panels}
+    return {"title": "Confusion matrix", "panels": panels, "note": _note(evidence, shown_ones)}
 
 
 def _counts(evidence: Evidence, row: str) -> Array:
@@ -366,14 +388,14 @@ def _largest_mistake(counts: Array) -> int:
     return max(int(np.abs(counts * _mistakes(counts)).max()), 1)
 
 
-def _counted(evidence: Evidence, counts: Array, names: Sequence[str], largest: int) -> dict[Pair, Cell]:
-    """Right ones pale, mistakes as strong as they are frequent."""
+def _counted(prices: Array, counts: Array, samples: Array, names: Sequence[str], largest: int) -> dict[Pair, Cell]:
+    """Right ones pale, mistakes as strong as they are frequent; `samples` of each truth."""
     cells = {}
     for y, z in np.argwhere(counts).tolist():
-        n, of = int(counts[y, z]), int(counts[y].sum())
+        n, of = int(counts[y, z]), int(samples[y])
         kind = "right" if y == z else "error" if z < len(counts) else "referred"
         tone = 0.45 * n / of if kind != "error" else _tone(n / largest)
-        price = f", each costs {compact(evidence.costs[y, z])}" if kind == "error" else ""
+        price = f", each costs {compact(prices[y, z])}" if kind == "error" else ""
         hover = f"{names[y]} labelled as {names[z]}: {n} of {of} ({percent(n / of, 1)}){price}"
         cells[y, z] = Cell(kind, tone, str(n), hover)
     return cells

@@ -33,7 +33,7 @@ from csada.reading import plain
 from csada.rows import MISSING, encoded
 from csada.sample import Dtype, Sample
 from csada.shipping.graph import Deployed
-from csada.shipping.onnx_file import FORMAT, METADATA, OUTPUTS, About
+from csada.shipping.onnx_file import FORMAT, METADATA, OUTPUTS, About, sealed
 
 OPSET = 20  # onnxruntime 1.17 and later
 AGREES = 1e-4  # probabilities, and costs in units of the costliest mistake: networks differ in float32
@@ -114,6 +114,7 @@ def export(
     try:
         with whole(path) as partial:
             program.save(partial, external_data=False)
+            partial.write_bytes(sealed(partial.read_bytes()))
             session = onnxruntime.InferenceSession(partial, providers=["CPUExecutionProvider"])
             every = max(5, *(len(known) + len(MISSING) + 1 for known in takes.categories), 0)  # words, each once
             difference = max(compare(session, deployed, *samples(deployed, n, seed=n)) for n in (1, every))

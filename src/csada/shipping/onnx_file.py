@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from numpy.typing import NDArray
 
+from csada.bounds import most
 from csada.errors import InputError
-from csada.reading import build, parse_json, read_bytes
+from csada.reading import build, parse_json, read_bytes, sha256
 from csada.sample import Sample
 
-METADATA, FORMAT = "csada", 3  # where a file's own description is, and which one this version reads
+METADATA, FORMAT = "csada", 4  # where a file's own description is, and which one this version reads
 INPUTS = ("input", "categories")  # the second only where a table has categorical columns
 OUTPUTS = {
     "class": "[N] int64: the number of the decision in `classes`, the least of `criterion`; of those that tie, the likeliest",
@@ -24,7 +27,10 @@ OUTPUTS = {
     "expected_costs": "[N, K] float64: of deciding for each class, probabilities @ costs",
     "criterion": "[N, K] float64: what the decision has least of",
 }
-MOST = 2**34  # bytes
+SEAL = re.compile(rb'"sha256": "([0-9a-f]{64})"')  # in the description: the hash of the file with zeros in its place
+UNSEALED = "0" * 64
+
+WIDE = ("probabilities", "expected_costs", "criterion")
 
 Array = NDArray[Any]
 Decide = Callable[..., Sequence[Array]]  # samples [N, ...] as stored, of a table also words [N, m] -> OUTPUTS
@@ -46,6 +52,13 @@ class About:
     costs: tuple[tuple[float, ...], ...]
     card: dict[str, Any]
     referral_cost: float | None = None  # of leaving a case to a person; in units of `costs`, None: not given
+    sha256: str = UNSEALED
+
+
+def sealed(content: bytes) -> bytes:
+    """The file with the hash of all the rest in its description."""
+    blank = SEAL.sub(f'"sha256": "{UNSEALED}"'.encode(), content)
+    return SEAL.sub(f'"sha256": "{sha256(blank)}"'.encode(), content)
 
 
 def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:
@@ -58,7 +71,11 @@ def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:
     if gpu and not there:
         raise InputError("onnxruntime finds no GPU; leave out --device, or set it to cpu")
     providers = ["CUDAExecutionProvider"] * bool(there and gpu is not False) + ["CPUExecutionProvider"]
-    content = read_bytes(path, MOST)
+    content = read_bytes(path, "weights")
+    if len(SEAL.findall(content)) != 1 or sealed(content) != content:
+        described = METADATA.encode() in content
+        why = "is damaged, or of an older csada: its hash is wrong" if described else "was not written by csada"
+        raise InputError(f"{path} {why}; use csada export")
     try:
         session = onnxruntime.InferenceSession(content, providers=providers)
         text = session.get_modelmeta().custom_metadata_map.get(METADATA)
@@ -71,4 +88,28 @@ def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:
     if (found := values.get("format") if isinstance(values, dict) else None) != FORMAT:
         raise InputError(f"{path} is of format {found!r}, this csada reads {FORMAT}; export the model again")
     about: About = build(About, values, str(path))
-    return about, lambda *given: session.run(list(OUTPUTS), dict(zip(INPUTS, given, strict=False)))
+    return about, lambda *given: _decided(session, str(path), len(about.classes), given)
+
+
+def _decided(session: Any, path: str, classes: int, given: Sequence[Array]) -> Sequence[Array]:
+    """OUTPUTS, of the shapes and within the bounds that they should have; a graph that never ends is ended."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    limit = Timer(most("seconds"), setattr, (options, "terminate", True))
+    limit.start()
+    try:
+        found = session.run(list(OUTPUTS), dict(zip(INPUTS, given, strict=False)), options)
+    except Exception as error:  # onnxruntime's exceptions share no other base
+        raise InputError(f"{path} cannot decide these samples: {' '.join(str(error).split())[:200]}") from None
+    finally:
+        limit.cancel()
+    n = len(given[0])
+    for name, values in zip(OUTPUTS, found, strict=True):
+        kind = {"class": "i", "refer": "b"}.get(name, "f")
+        shape = (n, classes) if name in WIDE else (n,)
+        if getattr(values, "shape", None) != shape or values.dtype.kind != kind:
+            raise InputError(f"{path} is damaged: its output {name} is not {OUTPUTS[name].partition(':')[0]}")
+    if n and not 0 <= found[0].min() <= found[0].max() < classes:
+        raise InputError(f"{path} is damaged: it decides for class {found[0].max()} of {classes}")
+    return found  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import logging
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from csada.data.splits import Batch, Part
 from csada.errors import InputError
 from csada.files import whole
 from csada.methods import Method
+from csada.reading import read_bytes
 from csada.training.settings import Settings
 
 MAGIC = b"csada checkpoint\n"
@@ -96,12 +98,15 @@ def _plain(value: Any) -> Any:
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint | None:
     """None where the file is damaged; a file of another kind is an error, so that nobody's is overwritten."""
-    content = memoryview(path.read_bytes())
+    content = memoryview(read_bytes(path, "weights"))
     start, body = content[: len(MAGIC)], content[len(MAGIC) + 32 :]
     if not MAGIC.startswith(start):
         raise InputError(f"{path} is not a checkpoint of csada; give another file, or remove it")
     if content[len(MAGIC) : len(MAGIC) + 32] != hashlib.sha256(body).digest():
         log.warning("%s is damaged: the run starts anew", path)
         return None
-    state = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+    try:
+        state = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError) as error:  # of another version, or written by somebody else
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}; remove it") from None
     return Checkpoint(Origin(**state["origin"]), state["model"], state["optimizer"], json.loads(state["history"]))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import UnidentifiedImageError
 
+from csada.bounds import most
 from csada.errors import InputError
 from csada.files import read_bytes
 from csada.pixels import MODES, SUFFIXES, square
@@ -143,12 +144,19 @@ def _read(read: Callable[[], Array]) -> Array | str:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files as they are given, and the images in the folders and the folders in them, sorted; hidden ones not."""
+def files(paths: Sequence[Path], seen: set[Path] | None = None) -> Iterator[Path]:
+    """The files as they are given, and the images in the folders and the folders in them, sorted; hidden ones not.
+
+    A folder is visited once, however many links lead to it.
+    """
+    seen = set() if seen is None else seen
     for path in paths:
         if not path.is_dir():
             yield path
             continue
+        if (place := path.resolve()) in seen:
+            continue
+        seen.add(place)
         try:
             entries = [(e, e.is_dir()) for e in sorted(path.iterdir()) if not e.name.startswith(".")]
         except OSError:
@@ -156,8 +164,7 @@ def files(paths: Sequence[Path]) -> Iterator[Path]:
             continue
         for entry, folder in entries:
             if folder:
-                if not path.resolve().is_relative_to(entry.resolve()):  # a link back would never end
-                    yield from files([entry])
+                yield from files([entry], seen)
             elif entry.suffix.lower() in SUFFIXES:
                 yield entry
 
@@ -172,7 +179,7 @@ def _images(paths: Sequence[Path], given: Sample) -> Source:
 
 
 def _pixels(path: Path, size: int, channels: int) -> Array:
-    return square(read_bytes(path), size, channels)
+    return square(read_bytes(path, most("image")), size, channels)
 
 
 def _table(paths: Sequence[Path], given: Sample) -> Source:

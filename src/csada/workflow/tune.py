@@ -180,7 +180,7 @@ def tune(
         before = predict_logits(classifier.network, splits, part="validation")
         search = make_search(classifier, splits, costs, method, options, before, budget)
         same_search(out, search)
-        baseline, done = search.judge(before), read_trials(out / "trials.jsonl")
+        baseline, done = search.judge(before), read_trials(out / "trials.jsonl", search.space)
         while len(done) < trials and time.monotonic() < deadline:
 
             def tell(epoch: int, before: int = len(done) * epochs) -> None:
@@ -244,9 +244,19 @@ def same_search(out: Path, search: Search) -> None:
             raise InputError(f"{out} holds the trials of another search, with {what}; give another --out")
 
 
-def read_trials(file: Path) -> list[Trial]:
-    lines = read_text(file).splitlines() if file.exists() else []
-    return [build(Trial, parse_json(line, f"{file}, line {i}"), f"{file}, line {i}") for i, line in enumerate(lines, 1)]
+def read_trials(file: Path, space: Mapping[str, tuple[float, float]]) -> list[Trial]:
+    """Trials of what is searched; their numbers are those of their lines."""
+    found: list[Trial] = []
+    for i, line in enumerate(read_text(file).splitlines() if file.exists() else (), 1):
+        where = f"{file}, line {i}"
+        trial: Trial = build(Trial, parse_json(line, where), where)
+        inside = trial.parameters.keys() == space.keys() and all(
+            low <= trial.parameters[name] <= high for name, (low, high) in space.items()
+        )
+        if not inside or trial.number != i - 1 or (trial.state == "finished") != (trial.validation is not None):
+            raise InputError(f"{where} is not of this search; give another --out, or delete the file")
+        found.append(trial)
+    return found
 
 
 def keep_leader(search: Search, trials: Sequence[Trial], leader: Trial | None, out: Path) -> None:

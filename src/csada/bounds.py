@@ -1,0 +1,44 @@
+"""The most that csada reads: no file of a stranger fills the memory, or takes for ever.
+
+CSADA_BOUNDS raises some, as in `CSADA_BOUNDS=classes=20000,columns=100000`; so does `csada --bound classes=20000 COMMAND`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from csada.errors import InputError
+
+VARIABLE = "CSADA_BOUNDS"
+BOUNDS = {
+    "pixels": 178_956_970,  # of an image, decoded; beyond, Pillow warns, and from twice as many on it refuses
+    "image": 2**28,  # bytes of an image file
+    "text": 2**26,  # bytes of a file of JSON, TOML or costs
+    "table": 2**30,  # bytes of a CSV file that is read whole
+    "line": 2**24,  # letters of one line of it
+    "columns": 20_000,
+    "classes": 5_000,
+    "weights": 2**36,  # bytes of a file of weights, of arrays, of a checkpoint or of an exported model
+    "seconds": 600,  # that an exported model may take for one batch
+}
+
+
+def most(name: str) -> int:
+    return {**BOUNDS, **raised(os.environ.get(VARIABLE, ""))}[name]
+
+
+def raised(text: str) -> dict[str, int]:
+    """NAME=NUMBER, with commas between."""
+    found = {}
+    for each in filter(None, text.replace(" ", "").split(",")):
+        name, _, number = each.partition("=")
+        if name not in BOUNDS or not (number.isdecimal() and 0 < len(number) < 19):
+            raise InputError(f"the bound {each[:80]!r} is not NAME=NUMBER; names: {', '.join(BOUNDS)}")
+        found[name] = int(number)
+    return found
+
+
+def check(name: str, found: int, what: str) -> None:
+    """Refuses more than `most`; `what` says what was found."""
+    if found > (limit := most(name)):
+        raise InputError(f"{what}; at most {limit:,} are read (csada --bound {name}={found} allows more)")

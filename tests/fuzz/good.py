@@ -1,0 +1,156 @@
+"""Good files of every kind that csada reads, small enough that a command on them takes a fraction of a second."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import pkgutil
+import struct
+import tarfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import csada
+
+TOML = """\
+data = "table.csv"
+costs = "costs.csv"
+seed = 0
+
+[train]
+out = "out"
+model = "mlp"
+epochs = 1
+
+[fit]
+model = "model"
+out = "out"
+budget = 0.5
+set = { lr = 0.001 }
+
+[report]
+folder = "model"
+out = "out/report.html"
+
+[predict]
+model = "model"
+"""
+LIMITS = """\
+confidence = 0.9
+pair = [{ truth = "low", predicted = "high", at_most = 0.01 }]
+recall = [{ class = "mid", at_least = 0.9, confidence = 0.8 }]
+referred = { at_most = 0.5 }
+"""
+COSTS = "truth,predicted,cost,why\n*,*,1,usual\nlow,low,0,\nmid,mid,0,\nhigh,high,0,\nlow,high,10,bad\n"
+MATRIX = "truth \\ predicted,low,mid,high\nlow,0,1,10\nmid,1,0,1\nhigh,2,1,0\n"
+
+
+def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> None:
+    """One folder of everything; each case works on a copy. run: starts csada with some words in a folder."""
+    root.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    for name, text in (("csada.toml", TOML), ("limits.toml", LIMITS), ("costs.csv", COSTS), ("matrix.csv", MATRIX)):
+        (root / name).write_text(text)
+    lines = ["age,dose,side,risk"]
+    for i in range(90):
+        k = i % 3
+        word = ("left", "right", "", "both")[i % 4]
+        lines.append(f"{draw.normal(5 * k):.3f},{draw.normal():.2f},{word},{('low', 'mid', 'high')[k]}")
+    (root / "table.csv").write_text("\n".join(lines) + "\n")
+    (root / "new.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines[:8]) + "\n")
+    for k, label in enumerate(("cat", "dog")):
+        (root / "photos" / label).mkdir(parents=True)
+        for i in range(12):
+            pixels = draw.integers(100 * k, 100 * k + 150, (12, 10, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "photos" / label / f"{i}.png")
+    picture = Image.fromarray(draw.integers(0, 255, (20, 16, 3), dtype=np.uint8))
+    for suffix in ("png", "jpg", "bmp", "gif", "tif", "webp", "ppm"):
+        picture.save(root / f"image.{suffix}")
+    _mnist(root / "mnist", draw)
+    _cifar(root / "cifar", draw)
+    _models(root)
+    for command in (
+        "tune baseline table.csv --costs costs.csv --epochs 1 --trials 1 --out search",
+        "compare table.csv --costs costs.csv --methods cost_weighted --seeds 1 --epochs 1 --baseline-epochs 1 --out compared",
+    ):
+        (root / "out").mkdir()
+        code, _ = run(command.split(), root)
+        assert code == 0, (root / "stderr").read_text()
+        (root / "out").rmdir()
+        for name in ("stdout", "stderr"):
+            (root / name).unlink()
+
+
+def _mnist(folder: Path, draw: np.random.Generator) -> None:
+    folder.mkdir()
+    for part, n in (("train", 60), ("t10k", 20)):
+        images, labels = draw.integers(0, 255, (n, 28, 28), dtype=np.uint8), np.arange(n, dtype=np.uint8) % 10
+        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape)
+            (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes(), mtime=0))
+
+
+def _cifar(folder: Path, draw: np.random.Generator) -> None:
+    folder.mkdir()
+    with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz", compresslevel=1) as tar:
+        for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+            rows = draw.integers(0, 4, (20, 3072), dtype=np.uint8)
+            content = pickle.dumps({b"data": rows, b"labels": [i % 10 for i in range(20)]}, protocol=2)
+            info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    with tarfile.open(folder / "cifar-10-python.tar.gz") as tar:
+        tar.extractall(folder, filter="data")
+
+
+def _models(root: Path) -> None:
+    """Fitted classifiers of a table and of images, a baseline, the same as ONNX, and loose weights."""
+    import torch
+
+    from csada.classifier import Classifier
+    from csada.models import create
+    from csada.workflow.fit import improve
+
+    costs = csada.CostMatrix.from_csv(root / "costs.csv")
+    table = csada.data.load(root / "table.csv")
+    photos = csada.data.load(root / "photos", size=12)
+    for name, splits, kind, arguments in (
+        ("model", table, "mlp", {"features": table.shape[0], "hidden": [4]}),
+        ("seeing", photos, "cnn", {"channels": 3, "size": 12, "width": 2}),
+    ):
+        network = create(kind, len(splits.classes), **arguments)
+        baseline = Classifier.of(network, splits, architecture=kind, arguments=arguments)
+        own = costs.ordered(splits.classes) if name == "model" else csada.CostMatrix.uniform(2)
+        own = csada.CostMatrix(own.values, splits.classes)
+        improve(baseline, splits, own, options={"epochs": 0}, refer=0.1).save(root / name)
+        Classifier.load(root / name).export(root / f"{name}.onnx")
+    baseline = create("mlp", 3, features=table.shape[0])
+    Classifier.of(baseline, table, architecture="mlp", arguments={"features": table.shape[0]}).save(root / "baseline")
+    torch.save(baseline.state_dict(), root / "weights.pt")
+    from csada.workflow.train import train
+
+    train(table, "mlp", epochs=1, checkpoints=root / "resumed")
+    (root / "weights.safetensors").write_bytes((root / "baseline" / "model.safetensors").read_bytes())
+
+
+def warm_up() -> None:
+    """What every case would import again."""
+    for module in (
+        "onnx",
+        "onnxruntime",
+        "optuna",
+        "lightning_fabric",
+        "torchmetrics",
+        "sklearn.datasets",
+        "matplotlib.figure",
+        "scipy.stats",
+    ):
+        import_module(module)
+    for module in pkgutil.walk_packages(csada.__path__, "csada."):
+        if not module.name.endswith(("__main__", "triton_kernels", "csada.lightning")):
+            import_module(module.name)

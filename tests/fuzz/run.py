@@ -1,0 +1,283 @@
+"""Hostile files against every reader: each case in a process of its own, in little memory, for a few seconds.
+
+    python tests/fuzz/run.py --cases 5000 --seed 1        # or: make fuzz
+    python tests/fuzz/run.py --case 1:37                  # one case again: seed and number; its folder stays
+
+Whatever the file, a command must end by itself with a documented exit code and, where that is not 0, with one line that says
+why. It must not write outside of its folder, start a program, look up a name of a pickle or open a connection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+sys.path.insert(0, str(Path(__file__).parent))
+
+import good
+from readers import READERS, prepare, words_of
+
+SECONDS, MEMORY = 20, 3 << 29  # of a case; what a process that has PyTorch loaded may take on top of it
+CODES = (0, 1, 2, 3)
+EXIT = 70  # a rule of this page was broken
+WRITES = {
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.truncate",
+    "os.symlink",
+    "os.link",
+    "shutil.rmtree",
+    "os.chmod",
+}
+NEVER = (
+    "socket.connect",
+    "socket.getaddrinfo",
+    "os.exec",
+    "os.system",
+    "os.posix_spawn",
+    "pickle.find_class",
+    "code.__new__",
+)
+
+
+class Outcome(NamedTuple):
+    number: int
+    reader: str
+    what: str
+    wrong: str  # "" where all is well
+    code: int
+    seconds: float
+
+
+def forbid(folder: Path) -> None:
+    """From here on this process may write within the folder alone, and may do nothing that is never needed."""
+    allowed = str(folder.resolve())
+
+    def hook(event: str, given: tuple[Any, ...]) -> None:
+        paths: list[Any] = []
+        if event == "open" and (given[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            paths = [given[0]]
+        elif event in WRITES:
+            paths = list(
+                given[:2] if event in ("os.rename", "os.link") else given[1:2] if event == "os.symlink" else given[:1]
+            )
+        elif event in NEVER or (event == "subprocess.Popen" and "git" not in str(given[0])):
+            broken(f"{event} {given!r:.200}")
+        for path in paths:
+            if isinstance(path, str | bytes | os.PathLike):
+                named = os.path.abspath(os.fsdecode(path))
+                real = os.path.realpath(named)
+                if event != "open":  # a link is renamed or removed itself
+                    real = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
+                if not f"{real}/".startswith(f"{allowed}/") and real != "/dev/null":
+                    broken(f"{event} outside: {real}")
+
+    def broken(what: str) -> None:
+        os.write(2, f"\nFORBIDDEN {what}\n".encode(errors="replace"))
+        os._exit(EXIT)
+
+    sys.addaudithook(hook)
+
+
+def child(words: list[str], folder: Path) -> int:
+    """The program, as if it had been started in that folder; the exit code."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ |= {
+        "XDG_CACHE_HOME": str(folder / "home"),
+        "CSADA_CACHE": str(folder / "cache"),
+        "TMPDIR": str(folder / "out"),
+    }
+    tempfile.tempdir = None
+    for number, name in ((0, "/dev/null"), (1, folder / "stdout"), (2, folder / "stderr")):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
+    sys.stdout, sys.stderr = (
+        os.fdopen(n, "w", encoding="utf-8", errors=e, closefd=False)
+        for n, e in ((1, "strict"), (2, "backslashreplace"))
+    )
+    from csada.cli import common, main
+
+    common.console.file, common.errors.file = sys.stdout, sys.stderr
+    forbid(folder)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.argv = ["csada", *words]
+    try:
+        if words[0] == "@limits":
+            from csada.decisions.limits import Limits
+
+            sys.argv = ["csada", "--help"]
+            Limits.read(words[1]).resolved(("low", "mid", "high"))
+        main()
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except ValueError as error:
+        if words[0] == "@limits" and type(error).__name__ == "InputError":
+            print(f"csada: {error}", file=sys.stderr)
+            return 2
+        traceback.print_exc()
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+
+def started(words: list[str], folder: Path) -> tuple[int, float]:
+    """The exit code, negative for a signal, and the seconds that it took."""
+    begin = time.monotonic()
+    if (process := os.fork()) == 0:
+        code = 99
+        try:
+            code = child(words, folder)
+        finally:
+            os._exit(code)
+    pause = 0.002
+    while time.monotonic() - begin < SECONDS:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), time.monotonic() - begin
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return -signal.SIGKILL, time.monotonic() - begin
+
+
+def judged(code: int, seconds: float, folder: Path) -> str:
+    """What is wrong with how it ended; "" where nothing is."""
+    out, err = (
+        (folder / name).read_text(errors="replace") if (folder / name).exists() else "" for name in ("stdout", "stderr")
+    )
+    lines = err.rstrip("\n").splitlines()
+    last = lines[-1] if lines else ""
+    if "FORBIDDEN" in err:
+        return last
+    if "Traceback (most recent call last)" in err:
+        return f"a traceback: {last}"
+    if code < 0:
+        return "a hang" if seconds >= SECONDS else f"signal {-code}"
+    if code not in CODES:
+        return f"the exit code {code}"
+    if code and "Usage:" not in err and not last.startswith("csada: "):
+        return f"no line that says why: {lines[-3:]}"
+    if any(len(line) > 20_000 for line in lines):
+        return f"a line of {max(map(len, lines)):,} letters"
+    if found := re.search(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]", out + err):
+        return f"the control character {found[0]!r} on the terminal"
+    if left := [str(p) for p in folder.rglob(".*.tmp")]:
+        return f"left {left[0]}"
+    return ""
+
+
+def case(seed: int, number: int, template: Path, folder: Path, names: list[str]) -> Outcome:
+    rng = Random(f"{seed}:{number}")
+    name = names[number % len(names)]
+    reader = READERS[name]
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder)
+    (folder / "out").mkdir()
+    prepare(name, folder)
+    words = words_of(reader, rng)
+    if "csada.toml" not in reader.file:
+        (folder / "csada.toml").unlink()
+    if reader.primed:
+        started(words, folder)
+        for stream in ("stdout", "stderr"):
+            (folder / stream).unlink(missing_ok=True)
+    what = ""
+    if reader.file:
+        what = reader.change(rng.choice(sorted(folder.glob(reader.file))), rng)
+    code, seconds = started(words, folder)
+    told = f"csada {shlex.join(words)!r:.160} [{what[:120]}]"
+    return Outcome(number, name, told, judged(code, seconds, folder), code, round(seconds, 2))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--case", help="SEED:NUMBER, to see one again")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--readers", nargs="*", help=f"of: {', '.join(READERS)}")
+    given = parser.parse_args()
+    names = given.readers or list(READERS)
+    root = Path(tempfile.mkdtemp(prefix="csada-fuzz-"))
+    os.environ |= {"CSADA_CACHE": str(root / "cache")}
+    os.environ.pop("CSADA_DATA", None)
+    import torch
+
+    torch.set_num_threads(1)
+    good.warm_up()
+    good.write(root / "good", started)
+    gc.collect()
+    gc.freeze()  # what is shared stays shared
+    if given.case:
+        seed, number = map(int, given.case.split(":"))
+        outcome = case(seed, number, root / "good", root / "case", names)
+        print(
+            outcome,
+            root / "case",
+            *(f"{n}:\n{(root / 'case' / n).read_text(errors='replace')}" for n in ("stdout", "stderr")),
+            sep="\n",
+        )
+        return int(bool(outcome.wrong))
+    workers, begin = [], time.monotonic()
+    for job in range(given.jobs):
+        if (process := os.fork()) == 0:
+            code = 1
+            try:
+                with (root / f"outcomes-{job}").open("w") as file:
+                    for number in range(job, given.cases, given.jobs):
+                        outcome = case(given.seed, number, root / "good", root / f"case-{job}", names)
+                        print(json.dumps(outcome), file=file, flush=True)
+                        if outcome.wrong:
+                            print(
+                                f"{given.seed}:{number} {outcome.reader}: {outcome.wrong}\n    {outcome.what}",
+                                flush=True,
+                            )
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        workers.append(process)
+    ended = [os.waitpid(process, 0)[1] for process in workers]
+    found = [Outcome(*json.loads(line)) for file in root.glob("outcomes-*") for line in file.read_text().splitlines()]
+    shutil.rmtree(root, ignore_errors=True)
+    codes, wrong = Counter(each.code for each in found), [each for each in found if each.wrong]
+    slowest = max(found, key=lambda each: each.seconds)
+    print(
+        f"{len(found):,} cases of {len(names)} readers in {time.monotonic() - begin:.0f} s, seed {given.seed}", end=": "
+    )
+    print(
+        f"exit codes {dict(sorted(codes.items()))}; the slowest took {slowest.seconds} s ({slowest.reader})", end="; "
+    )
+    print(f"{len(wrong)} went wrong")
+    return int(bool(wrong) or any(ended) or len(found) != given.cases)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

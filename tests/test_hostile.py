@@ -1,0 +1,338 @@
+"""What a stranger's file, folder or name must not do. The cases were found by tests/fuzz and by hand; each failed once."""
+
+import csv
+import gzip
+import json
+import os
+import re
+import resource
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from made import made_evidence
+from PIL import Image
+from samples import write_folder
+from test_cli import inside, refused
+
+from csada import CostMatrix, bounds, files
+from csada.data import cache, fetch, folder, load, mnist
+from csada.errors import InputError, RunError
+from csada.files import TEMPORARY, printable, whole
+from csada.reading import build
+from csada.report.page import page
+from csada.rows import as_written, cell, read_rows
+from csada.workflow.predict import files as images_of
+
+
+@pytest.fixture
+def photos(tmp_path, own_folders):
+    write_folder(tmp_path / "photos", {"cat": 8, "dog": 8}, size=(16, 16))
+    return tmp_path / "photos"
+
+
+# -- folders and links
+
+
+def test_a_folder_is_visited_once_however_many_links_lead_to_it(photos):
+    for n in range(12):
+        (photos / f"{n}").mkdir()
+    for n in range(12):
+        for m in range(12):
+            (photos / f"{n}" / f"to{m}").symlink_to(photos / f"{m}")
+    (photos / "cat" / "dogs").symlink_to(photos / "dog")
+    (photos / "dog" / "cats").symlink_to(photos / "cat")
+    found = [path.resolve() for path in images_of([photos])]
+    assert len(found) == len(set(found)) == 16
+
+
+def test_names_that_are_no_text_are_refused_or_shown_in_part(photos, tmp_path):
+    os.rename(photos, odd := os.fsencode(tmp_path) + b"/ph\xffotos")
+    assert load(os.fsdecode(odd), size=8).name == "ph?otos"
+    os.rename(odd + b"/cat", odd + b"/c\xffat")
+    for command in (("data", "show"), ("costs", "new", "--matrix", "--out", tmp_path / "c.csv")):
+        assert "has a name that is no plain text in UTF-8; rename it" in refused(*command, os.fsdecode(odd))
+
+
+def test_a_small_image_is_not_decoded_as_a_large_one(photos, monkeypatch):
+    """20,000 images of 16 pixels took 6.2 GB."""
+    sizes = []
+    monkeypatch.setattr(folder, "decode_files", lambda *given: sizes.append(given[2]) or cache.decode_files(*given))
+    assert inside("data", "show", photos).returncode == 0 and sizes == [16]
+
+
+# -- bounds
+
+
+def test_every_bound_is_named_with_the_way_to_raise_it(tmp_path, monkeypatch):
+    wide = tmp_path / "wide.csv"
+    wide.write_text(",".join(f"c{i}" for i in range(25_000)) + "\n")
+    with pytest.raises(
+        InputError, match=r"line 1 has 25,000 columns; at most 20,000 are read .csada --bound columns=25000"
+    ):
+        list(read_rows(wide))
+    monkeypatch.setenv("CSADA_BOUNDS", "columns=25000")
+    assert len(next(read_rows(wide))[1]) == 25_000
+    for bad in ("columns", "columns=x", "rows=3", "columns=-1"):
+        with pytest.raises(InputError, match="is not NAME=NUMBER; names: pixels, "):
+            bounds.raised(bad)
+    assert "is not NAME=NUMBER" in refused("--bound", "columns", "costs", "check", "pmi")
+
+
+def test_the_flag_raises_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "BOUNDS", bounds.BOUNDS | {"classes": 2})
+    (tmp_path / "c.csv").write_text("truth,predicted,cost\n*,*,1\na,b,2\nb,c,3\n")
+    monkeypatch.setenv("CSADA_BOUNDS", "")
+    assert "names 3 classes; at most 2 are read" in refused("costs", "check", tmp_path / "c.csv")
+    assert inside("--bound", "classes=3", "costs", "check", tmp_path / "c.csv").returncode == 0
+
+
+def test_a_line_without_an_end_is_no_table(tmp_path, monkeypatch):
+    monkeypatch.setenv("CSADA_BOUNDS", "line=1000")
+    (tmp_path / "t.csv").write_text("a,b\n" + "1" * 2000)
+    with pytest.raises(InputError, match="a line of more than 1,000 letters"):
+        list(read_rows(tmp_path / "t.csv"))
+
+
+def test_ten_thousand_names_are_refused_at_once_and_a_thousand_are_quick(tmp_path):
+    """They took 79 s and 11 GB."""
+    (tmp_path / "c.csv").write_text(
+        "truth,predicted,cost\n*,*,1\n" + "".join(f"n{i},n{i + 1},2\n" for i in range(10_000))
+    )
+    assert "names 10,001 classes; at most 5,000 are read" in refused("costs", "check", tmp_path / "c.csv")
+    (tmp_path / "d.csv").write_text("truth,predicted,cost\n*,*,1\n" + "".join(f"n{i},n{i + 1},2\n" for i in range(999)))
+    done = inside("costs", "check", tmp_path / "d.csv")
+    assert done.returncode == 0 and "and 989 more at 2" in done.stdout
+
+
+def test_other_names_by_the_thousand_are_not_compared_one_by_one():
+    names = [f"class {i}" for i in range(3000)]
+    with pytest.raises(InputError, match="take out 'other 0'"):
+        CostMatrix(np.zeros((3000, 3000)), [f"other {i}" for i in range(3000)]).ordered(names)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_mnist_reads_regular_files_alone(tmp_path, make):
+    make(tmp_path / "train-images-idx3-ubyte")
+    with pytest.raises(InputError, match="not a regular file"):
+        mnist.read_idx(tmp_path / "train-images-idx3-ubyte", 3)
+
+
+def test_a_gzip_bomb_is_refused_by_what_it_announces(tmp_path):
+    header = bytes((0, 0, 8, 3)) + struct.pack(">3I", 60_000, 280, 280)
+    (file := tmp_path / "x.gz").write_bytes(gzip.compress(header + b"\0" * 2**24))
+    with pytest.raises(InputError, match="60000 x 280 x 280 values; csada reads at most"):
+        mnist.read_idx(file, 3)
+
+
+def test_what_does_not_fit_into_memory_is_a_file_that_cannot_be_read(tmp_path):
+    with (tmp_path / "weights.safetensors").open("wb") as file:
+        file.truncate(2**34)
+    code = """
+import sys
+from csada.reading import read_bytes
+from csada.errors import InputError
+try:
+    read_bytes(sys.argv[1], "weights")
+except InputError as error:
+    print(error)
+"""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))  # noqa: E731
+    words = [sys.executable, "-c", code, tmp_path / "weights.safetensors"]
+    done = subprocess.run(words, capture_output=True, text=True, preexec_fn=limit)
+    assert "it does not fit into memory" in done.stdout, done.stderr
+
+
+def test_a_server_that_sends_more_than_it_should_is_left(tmp_path):
+    source = tmp_path / "long"
+    source.write_bytes(b"x" * 10_000)
+    with pytest.raises(RunError, match="sends more than the 5,000 bytes"):
+        fetch.download(source.as_uri(), tmp_path / "file", "0" * 32, size=5000)
+    assert sorted(os.listdir(tmp_path)) == ["long"]
+
+
+# -- files that are damaged
+
+
+def test_a_damaged_cache_is_built_again(photos, own_folders):
+    first = load(photos, size=8)
+    for file in os.scandir(os.environ["CSADA_CACHE"]):
+        content = bytearray(files.read_bytes(file.path))
+        content[60] ^= 1  # in the header of the pixels, in the others behind the hash
+        with open(file.path, "wb") as out:
+            out.write(content)
+    again = load(photos, size=8)
+    assert (again.train.x == first.train.x).all() and again.fingerprint == first.fingerprint
+
+
+def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(tmp_path):
+    code = "import os, sys; from csada.files import whole\nwith whole(sys.argv[1]): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "a.txt"])
+    (tmp_path / ".a.txt.notes.tmp").write_text("mine")
+    (tmp_path / ".b.txt.0123456789ab.tmp").write_text("of another file")
+    assert len([name for name in os.listdir(tmp_path) if TEMPORARY.fullmatch(name)]) == 2
+    with whole(tmp_path / "a.txt") as one, whole(tmp_path / "a.txt") as two:
+        assert one.exists() and two.exists()
+        two.write_text("two")
+        one.write_text("one")
+    assert sorted(os.listdir(tmp_path)) == [".a.txt.notes.tmp", ".b.txt.0123456789ab.tmp", "a.txt"]
+    files.sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".a.txt.notes.tmp", "a.txt"]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(os, "fsync", lambda number: done.append(os.readlink(f"/proc/self/fd/{number}")))
+    replace_it = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("renamed"), replace_it(a, b)))
+    files.write_text(tmp_path / "a.txt", "text")
+    assert done[0].endswith(".tmp") and done[1:] == ["renamed", str(tmp_path)]
+
+
+# -- output
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        ("{}/file/x", "Not a directory|File exists"),
+        ("{}/" + "x" * 300, "File name too long"),
+        ("/proc/x", "No such file or directory"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["data save digits {} --scale 0.02", "data show digits --figure {}.png", "init digits --out {}"]
+)
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path, own_folders, out, why, command):
+    (tmp_path / "file").write_text("")
+    done = inside(*(word.format(out.format(tmp_path)) for word in command.split()))
+    assert done.returncode in (1, 2) and re.search(why, done.stderr.splitlines()[-1]) and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("csada: ") and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    """A file may have no more than 4 kB: the same error as on a full disk."""
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); from csada.cli import main; main()"
+    for words in (
+        ["train", "digits", "--model", "mlp", "--epochs", "1", "--out", "m"],
+        ["data", "show", "digits", "--figure", "f.png"],
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 1 and "File too large" in done.stderr.splitlines()[-1], done.stderr
+        assert "Traceback" not in done.stderr and not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_an_error_of_several_lines_is_said_in_one(monkeypatch):
+    def fails(*_):
+        raise InputError("one\n  two\x1b[31m\nthree " + "x" * 10_000)
+
+    monkeypatch.setattr(CostMatrix, "from_csv", fails)
+    said = refused("costs", "check", __file__)
+    assert said.startswith("csada: one two\ufffd[31m three xxx") and len(said) < 5100
+
+
+def test_no_name_steers_the_terminal(tmp_path):
+    (tmp_path / "c.csv").write_text("truth,predicted,cost\n*,*,1\n[red]a,\x1b]0;b\x07,5\n")
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{('[red]a', chr(27) + 'b')[i % 2]}\n" for i in range(60)))
+    shown = inside("costs", "check", tmp_path / "c.csv").stdout + inside("data", "show", tmp_path / "t.csv").stdout
+    assert "[red]a labelled as \ufffd]0;b\ufffd costs 5" in shown and "\ufffdb" in shown and "\x1b" not in shown
+    assert printable("a\tb\nc\udcff\ud800") == "a\tb\nc??"
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+a", "-a", "@a", "'=1", "\tx", "''", "'a", "-1", "-1.5e3", "+3", "-", "a=1", ""]
+)
+def test_no_spreadsheet_takes_a_name_for_a_formula(text):
+    assert as_written(cell(text)) == text
+    assert cell(text)[:1] not in ("=", "@", "\t") and (cell(text)[:1] not in "+-" or text.strip("+-.e135") == "")
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_costs_of_hostile_names_come_back(tmp_path, as_list):
+    costs = CostMatrix.from_pairs(["=HYPERLINK(0)", "+b", "-1", "@d", "'=e", "#f"], {("=HYPERLINK(0)", "@d"): 7})
+    costs.to_csv(tmp_path / "c.csv", as_list=as_list)
+    assert CostMatrix.from_csv(tmp_path / "c.csv") == costs
+    with (tmp_path / "c.csv").open(newline="") as file:
+        assert not [each for row in csv.reader(file) for each in row if each[:1] in "=+@" and each]
+
+
+def test_text_that_is_no_unicode_is_refused_at_the_door():
+    with pytest.raises(InputError, match="text is needed"):
+        build(tuple[str, ...], json.loads(r'["\ud800"]'), "classes")
+    assert build(str, "a\udcffb", "file") == "a\udcffb"  # a byte of a file's name
+
+
+def test_a_report_of_a_thousand_classes_can_be_opened():
+    """It had 213 MB."""
+    names = [f"class {i}" for i in range(1000)]
+    text = page(made_evidence(classes=names, samples=2000, pictures=False))
+    assert len(text) < 5_000_000 and text.count("The map shows 60 of 1,000 classes") == 2
+    evidence = made_evidence(classes=names[:60], samples=200, pictures=False)
+    assert "The map shows" not in page(evidence)
+
+
+def test_the_map_of_many_classes_has_the_costliest_mistakes():
+    from csada.report.sections import MAPPED, shown_classes
+
+    evidence = made_evidence(classes=[f"c{i}" for i in range(200)], samples=600, pictures=False)
+    shown = shown_classes(evidence)
+    (worst,) = evidence.test["before"].costliest_pairs(1)
+    assert len(shown) == MAPPED and {worst.truth, worst.predicted} <= {f"c{i}" for i in shown}
+
+
+def test_nothing_is_fetched_at_import():
+    code = """
+import sys
+sys.addaudithook(lambda event, given: sys.exit(event) if event in ("socket.connect", "socket.getaddrinfo") else None)
+import csada, csada.cli, csada.sklearn, csada.workflow.fit, csada.shipping.export
+csada.fit, csada.Classifier
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_project_file_cannot_have_another_file_overwritten_by_a_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    from csada.cli import evaluate
+
+    monkeypatch.setattr(
+        "csada.classifier.described", lambda _: (None, made_evidence(classes=["a", "b"], pictures=False))
+    )
+    (tmp_path / "csada.toml").write_text('[report]\nfolder = "model"\nout = "notes.txt"\n')
+    done = inside("report")
+    assert done.returncode == 2 and "notes.txt is not a report of csada; remove it" in done.stderr
+    assert notes.read_text() == "mine"
+    notes.unlink()
+    assert [inside("report").returncode for _ in range(2)] == [0, 0] and evaluate.OURS in notes.read_bytes()
+
+
+def test_a_picture_is_read_up_to_its_bound(tmp_path, monkeypatch):
+    Image.new("L", (300, 300)).save(tmp_path / "a.png")
+    monkeypatch.setenv("CSADA_BOUNDS", "pixels=50000")
+    from csada.pixels import square
+
+    with pytest.raises(InputError, match=r"300 x 300 pixels; at most 50,000 are read .csada --bound pixels=90000"):
+        square((tmp_path / "a.png").read_bytes(), 8)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "reproduce toy --scale smoke --results {}/file/x",
+        "study digits --results {}/file/x",
+        "train digits --out {}/file/x",
+    ],
+)
+def test_a_place_for_results_is_tried_before_any_training(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("csada.training.loop.descend", lambda *_: pytest.fail("it trained"))
+    (tmp_path / "file").write_text("")
+    done = inside(*command.format(tmp_path).split())
+    assert (
+        done.returncode in (1, 2)
+        and re.search("Not a directory|File exists", done.stderr)
+        and "Traceback" not in done.stderr
+    )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
-
+from csada.report.page import templates
 from csada.report.sections import picture
 
 PICTURED = 48
@@ -31,15 +29,8 @@ def difference_page(
     cards: Sequence[Changed],
 ) -> str:
     """moves: old decision, new decision, count. rows: name, old value, new value. cards: at most PICTURED are shown."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     shown = [
         card._asdict() | {"image": None if card.image is None else picture(card.image)} for card in cards[:PICTURED]
     ]
     told: dict[str, Any] = {"title": title, "verdict": verdict, "moves": moves, "rows": rows, "cards": shown}
-    return environment.get_template("difference.html.j2").render(left=len(cards) - len(shown), **told)
+    return templates().get_template("difference.html.j2").render(left=len(cards) - len(shown), **told)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,19 +29,22 @@ from torch import Tensor, nn
 
 from csada import data as datasets
 from csada.costs import CostMatrix, name_changes
-from csada.data.augment import VIEWS, Normalization, View, allowed_views
+from csada.data.augment import VIEWS, View, allowed_views
 from csada.data.splits import PARTS, Part, Splits, seen
+from csada.data.stored import Input
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, Rule, argmax
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Evidence, Training
 from csada.folders import CONFIG, replaced
+from csada.logbook import Log
 from csada.metrics import REFER, Evaluation
 from csada.models.members import Member, as_network, check_members, check_views
 from csada.models.saved import (
     SavedMember,
     check_architectures,
     check_files,
+    fingerprint,
     load_members,
     read_signed,
     read_tensors,
@@ -50,7 +53,6 @@ from csada.models.saved import (
 )
 from csada.reading import plain, sha256, write_json
 from csada.report.card import card
-from csada.sample import Dtype, Sample
 
 if TYPE_CHECKING:
     from csada.shipping.export import Exported
@@ -62,23 +64,6 @@ ARRAYS = "arrays.safetensors"
 SHARED = ("input", "classes", "decision", "views", "training", "allowed_views")  # as they are in model.json
 
 Ids = NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Input(Sample):
-    """A sample as it is stored, and how it is normalised."""
-
-    normalization: Normalization = field(default_factory=Normalization)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (n := len(self.normalization.mean)) not in (1, self.shape[0]):
-            raise InputError(f"{n} means and standard deviations for {self.shape[0]} channels or features")
-
-    @classmethod
-    def of(cls, splits: Splits) -> Input:
-        dtype: Dtype = "uint8" if splits.train.x.dtype == torch.uint8 else "float32"
-        return cls(splits.shape, dtype, splits.columns or None, splits.categories, splits.train.normalization)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +232,20 @@ class Classifier:
             decided.criterion,
         )
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of what decides: weights, views, classes, rule and costs. Each line of a log carries it."""
+        return fingerprint(self.members, self.views, self.classes, self.decision, self._costs.values)
+
+    def log(self, path: str | os.PathLike[str], x: Any, ids: Sequence[Any] | None = None) -> NDArray[np.int64]:
+        """Decide as `predict` does, and append the decisions to a log for `csada monitor`; ids: names of the samples."""
+        if ids is not None and len(ids) != len(x):
+            raise InputError(f"{len(ids)} ids for {len(x)} samples; give one per sample")
+        chosen, *_, refer = (decided := self.decide(x))[:4]
+        with Log(path, self.fingerprint, self.classes) as log:
+            log.write(decided, [row.tobytes() for row in torch.as_tensor(x).cpu().numpy()], ids)
+        return np.where(refer, REFER, chosen)
+
     def evaluate(
         self,
         data: Splits | str | os.PathLike[str] | tuple[Any, Any],
@@ -412,18 +411,36 @@ class Classifier:
         from csada.shipping.export import export
 
         card: dict[str, Any] = {"data": self.training.data, "model": self.training.model} if self.training else {}
-        card |= {"members": self._facts(), "views": list(self.views)}
+        card |= {"members": self._facts(), "views": list(self.views), "fingerprint": self.fingerprint}
         return export(self.network, self.input, self.input.normalization, self.rule, path, dtype, card)
 
 
-def described(folder: str | os.PathLike[str]) -> tuple[Training | None, Evidence | None]:
-    """How a saved classifier was trained and what is known about it, without reading or building its network."""
-    manifest = read_signed(folder := Path(folder), _Manifest, FORMAT)
-    arrays = read_tensors(folder / ARRAYS, manifest.arrays, load_arrays) if manifest.evidence else {}
+class Deployed(NamedTuple):
+    """What is known of a saved classifier without its network."""
+
+    fingerprint: str
+    classes: tuple[str, ...]
+    decision: Decision
+    training: Training | None
+    evidence: Evidence | None
+
+
+def deployed(folder: str | os.PathLike[str]) -> Deployed:
+    """Without reading or building its network."""
+    found = read_signed(folder := Path(folder), _Manifest, FORMAT)
+    arrays = read_tensors(folder / ARRAYS, found.arrays, load_arrays)
+    costs = arrays.get("costs", CostMatrix.uniform(len(found.classes)).values)
     try:
-        return manifest.training, _complete(manifest.evidence, arrays)
+        known = fingerprint(found.members, found.views, found.classes, found.decision, costs)
+        return Deployed(known, found.classes, found.decision, found.training, _complete(found.evidence, arrays))
     except InputError as error:
         raise InputError(f"{folder}: {error}; fit the model again") from None
+
+
+def described(folder: str | os.PathLike[str]) -> tuple[Training | None, Evidence | None]:
+    """How a saved classifier was trained and what is known about it."""
+    found = deployed(folder)
+    return found.training, found.evidence
 
 
 def _complete(evidence: Evidence | None, arrays: Mapping[str, Any]) -> Evidence | None:

@@ -1,0 +1,210 @@
+"""What scores say about a deployed classifier without labels, as long as only the classes' frequencies change (label shift).
+
+Frequencies: expectation maximisation on calibrated probabilities (Saerens et al., 2002; Alexandari et al., 2020), and, to
+compare, black-box shift estimation from the counts of predicted classes alone (Lipton et al., 2018).
+
+Counts and costs: the probabilities, re-weighted to those frequencies, say how often each mistake is expected. Validation says
+how far such sums were off there (prediction-powered inference, Angelopoulos et al., 2023): that corrects the estimate as far
+as it exceeds chance, and is the part of the band that comes from calibration. The other part is chance among the decisions.
+
+Change: if p(x | y) is no longer that of validation, all this is worthless. Means of features of the scores are compared with
+the best mixture of validation's means by class, so that frequencies alone can never explain a difference.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.special import log_softmax
+
+from csada.decisions.arrays import Floats, Labels, labelled
+from csada.decisions.calibration import Scaling, cross_fitted, fit_calibration
+from csada.metrics import REFER, Interval
+
+LEAST = 1e-7  # probabilities below are the same: single precision and six digits in a log keep no more
+CELLS = 64
+DRAWS = 1000
+MOST = 20_000  # decisions of a chunk that estimate frequencies; more would not change the third digit
+FALSE_ALARMS = 0.01  # of the test of change, in simulations from validation
+
+
+def em_frequencies(p: Floats, prior: Floats, tolerance: float = 1e-5, rounds: int = 500) -> Floats:
+    """[K]: the frequencies under which these posteriors, made for the frequencies `prior`, are likeliest."""
+    found, ratio = prior, p[:: math.ceil(len(p) / MOST)] / np.maximum(prior, LEAST)
+    for _ in range(rounds):
+        weighted = ratio * found
+        moved = (weighted / weighted.sum(1, keepdims=True)).mean(0)
+        done = np.abs(moved - found).max() < tolerance
+        found = moved
+        if done:
+            break
+    return np.asarray(found)
+
+
+def bbse_frequencies(confusion: Floats, predicted: Floats) -> Floats:
+    """[K]. confusion: [truth, predicted], shares of all validation samples. predicted: the shares in deployment."""
+    weights, _ = nnls(confusion.T, predicted)
+    found = weights * confusion.sum(1)
+    return np.asarray(found / found.sum() if found.sum() > 0 else confusion.sum(1))
+
+
+class Estimate(NamedTuple):
+    """A count or a cost per decision, with its 95 % band. `sampling`: the width that chance alone gives the band."""
+
+    value: float
+    band: Interval
+    sampling: float
+
+
+class Change(NamedTuple):
+    """How far the scores are from any mixture of validation's classes; found: further than FALSE_ALARMS of simulations are."""
+
+    statistic: float
+    limit: float
+
+    @property
+    def found(self) -> bool:
+        return self.statistic > self.limit
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Validation samples as a deployed model decides them: what its later decisions are compared with."""
+
+    probabilities: Floats  # [n, K], as the log has them
+    truth: Labels  # [n]
+    predicted: Labels  # [n], REFER where a person decides
+    costs: Floats  # [K, K]
+    referral_cost: float = 0.0
+    _limits: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        labelled(self.probabilities, self.truth, len(self.costs))
+
+    @cached_property
+    def _scores(self) -> Floats:
+        return np.log(np.maximum(self.probabilities, LEAST))
+
+    @cached_property
+    def _calibration(self) -> tuple[float, Scaling | None]:
+        with warnings.catch_warnings():  # who fitted the model was warned
+            warnings.simplefilter("ignore")
+            return fit_calibration(self._scores, self.truth, "vector")
+
+    def calibrated(self, probabilities: Any) -> Floats:
+        """Bias-corrected: a scale and a bias per class, fitted on validation."""
+        temperature, scaling = self._calibration
+        scores = np.log(np.maximum(probabilities, LEAST)) / temperature
+        return np.exp(log_softmax(scores @ scaling.matrix + scaling.bias if scaling else scores, axis=1))
+
+    @cached_property
+    def posteriors(self) -> Floats:
+        """[n, K]: calibrated on other folds."""
+        return np.exp(cross_fitted(self._scores, self.truth, "vector"))
+
+    @cached_property
+    def prior(self) -> Floats:
+        """What the calibrated probabilities take the frequencies to be."""
+        return np.asarray(self.calibrated(self.probabilities).mean(0))
+
+    @cached_property
+    def frequencies(self) -> Floats:
+        """Of the classes on validation; never quite zero, so that a class that it lacks has a weight."""
+        counts = np.bincount(self.truth, minlength=len(self.costs)) + 1e-3
+        return np.asarray(counts / counts.sum())
+
+    @cached_property
+    def confusion(self) -> Floats:
+        k = len(self.costs)
+        cells = self.truth * k + self.probabilities.argmax(1)
+        return np.bincount(cells, minlength=k * k).reshape(k, k) / len(self.truth)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Decisions of a period and what the reference makes of them."""
+
+    reference: Reference
+    probabilities: Floats  # [n, K]
+    predicted: Labels  # [n]
+
+    @cached_property
+    def _calibrated(self) -> Floats:
+        return self.reference.calibrated(self.probabilities)
+
+    @cached_property
+    def frequencies(self) -> Floats:
+        return em_frequencies(self._calibrated, self.reference.prior)
+
+    @cached_property
+    def frequencies_by_counts(self) -> Floats:
+        k = len(self.reference.costs)
+        counts = np.bincount(self.probabilities.argmax(1), minlength=k)
+        return bbse_frequencies(self.reference.confusion, counts / counts.sum())
+
+    @cached_property
+    def posteriors(self) -> Floats:
+        """[n, K]: for the frequencies of this period."""
+        weighted = self._calibrated * (self.frequencies / np.maximum(self.reference.prior, LEAST))
+        return np.asarray(weighted / weighted.sum(1, keepdims=True))
+
+    def mean_cost(self) -> Estimate:
+        """Of a decision; a referred one costs its price for certain."""
+        return self.estimate(self.reference.costs, self.reference.referral_cost)
+
+    def estimate(self, values: Floats, referred: float = 0.0) -> Estimate:
+        """The mean of values[truth, predicted] over all decisions, which are `referred` where a person decides."""
+        ref, n = self.reference, len(self.predicted)
+        decided = self.predicted != REFER
+        fixed = referred * float((~decided).mean())
+        here = _sums(self.posteriors[decided], self.predicted[decided], values)
+        weights = (self.frequencies / ref.frequencies)[:, None]
+        there, m = ref.predicted != REFER, len(ref.truth)
+        expected = _sums(ref.posteriors[there], ref.predicted[there], weights * values)
+        counted = float((weights * values)[ref.truth[there], ref.predicted[there]].sum())
+        off, variance = (counted - expected.mean) / m, expected.variance / m**2
+        off *= max(0.0, 1 - variance / off**2) if off else 0.0
+        raw = here.mean / n
+        value = max(raw + off, 0.0)
+        grown = max(value / raw, 0.25) if raw > 0 else 1.0
+        chance = _noise(here.rates, values / n, here.variance * grown / n**2)
+        draws = value + chance + _noise(expected.rates, weights * values / m, variance)
+        low, high = np.maximum(np.quantile(draws, [0.025, 0.975]), 0.0)
+        if math.exp(-here.rates[values > 0].sum() * grown) > 0.025:  # no mistake at all is not unlikely
+            low = 0.0
+        sampling = float(np.diff(np.quantile(chance, [0.025, 0.975]))[0])
+        return Estimate(fixed + value, Interval(fixed + float(low), fixed + float(high)), sampling)
+
+
+class _Sums(NamedTuple):
+    mean: float
+    variance: float
+    rates: Floats  # [K, K]: the expected count of each pair
+
+
+def _sums(p: Floats, predicted: Labels, values: Floats) -> _Sums:
+    """Of values[truth, predicted], the truth of each row being drawn from p."""
+    by_truth = values.T[predicted]
+    mean = (p * by_truth).sum(1)
+    rates = np.zeros(values.shape)
+    np.add.at(rates.T, predicted, p)
+    return _Sums(float(mean.sum()), float(((p * by_truth**2).sum(1) - mean**2).sum()), rates)
+
+
+def _noise(rates: Floats, values: Floats, variance: float) -> Floats:
+    """[DRAWS]: sums of values over Poisson counts, skewed as rare expensive mistakes are, with mean 0 and that variance."""
+    cells = np.flatnonzero((rates * values).ravel() > 0)
+    if not len(cells) or variance <= 0:
+        return np.zeros(DRAWS)
+    cells = cells[np.argsort(values.ravel()[cells])]
+    groups = np.array_split(cells, min(CELLS, len(cells)))
+    rate = np.array([rates.ravel()[group].sum() for group in groups])
+    value = np.array([rates.ravel()[group] @ values.ravel()[group] for group in groups]) / rate
+    draws = (np.random.default_rng(0).poisson(rate, (DRAWS, len(rate))) - rate) @ value
+    return np.asarray(draws * math.sqrt(variance / float(rate @ value**2)))

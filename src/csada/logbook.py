@@ -25,6 +25,8 @@ from csada.errors import InputError, RunError
 from csada.files import StrPath, regular
 
 Array = NDArray[Any]
+Key = tuple[str | None, str | None]  # input and id
+Line = tuple[float, list[float], int, Key]
 
 TOGETHER = 10_000  # lines read at once
 SKEW = 60.0  # seconds by which the clocks of several writers may differ
@@ -50,7 +52,7 @@ class Log:
         self.model = json.dumps(model)
 
     def write(self, decided: Sequence[Any], contents: Sequence[bytes], ids: Sequence[Any] | None = None) -> None:
-        """decided: what `Classifier.decide` says of a batch. contents: what is hashed. No line for scores that are no numbers."""
+        """decided: what `Classifier.decide` says of a batch. contents: to hash. Scores that are no numbers get no line."""
         chosen, _, costs, refer, probabilities, *_ = (np.asarray(each).tolist() for each in decided)
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         lines = [
@@ -88,10 +90,26 @@ class Decisions(NamedTuple):
     time: Array  # [n] float64: seconds since 1970
     probabilities: Array  # [n, K] float32
     predicted: Array  # [n]: the number of a class, -1 where a person decides
-    keys: list[tuple[str | None, str | None]]  # [n]: input and id
+    keys: list[Key]  # [n], or none where nobody asks for them
 
     def __len__(self) -> int:
         return len(self.time)
+
+    def part(self, which: Any) -> Decisions:
+        """By a slice, or by [n] bool."""
+        keys = self.keys if not self.keys else [self.keys[i] for i in np.arange(len(self.keys))[which]]
+        return Decisions(self.time[which], self.probabilities[which], self.predicted[which], keys)
+
+    @classmethod
+    def none(cls) -> Decisions:
+        return cls(np.empty(0), np.empty((0, 0), np.float32), np.empty(0, np.int64), [])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Decisions]) -> Decisions:
+        time, p, predicted, keys = zip(*parts, strict=True)
+        return cls(
+            np.concatenate(time), np.concatenate(p), np.concatenate(predicted), [k for each in keys for k in each]
+        )
 
 
 @dataclass
@@ -101,6 +119,7 @@ class Reading:
     path: Path
     model: str
     classes: Sequence[str]
+    keys: bool = False  # whether inputs and ids are kept
     lines: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)  # fingerprints of other models
@@ -109,7 +128,7 @@ class Reading:
 
     def batches(self) -> Iterator[Decisions]:
         numbers = {name: i for i, name in enumerate(self.classes)}
-        found: list[tuple[float, list[float], int, tuple[str | None, str | None]]] = []
+        found: list[Line] = []
         try:
             with regular(self.path).open("rb") as file:
                 while line := file.readline(LONGEST):
@@ -129,9 +148,7 @@ class Reading:
         if found:
             yield self._batch(found)
 
-    def _parsed(
-        self, line: bytes, numbers: dict[str, int]
-    ) -> tuple[float, list[float], int, tuple[str | None, str | None]]:
+    def _parsed(self, line: bytes, numbers: dict[str, int]) -> Line:
         try:
             values = json.loads(line)
             model, p, name, referred = (values[key] for key in ("model", "probabilities", "predicted", "referred"))
@@ -156,10 +173,10 @@ class Reading:
         self.latest = max(self.latest, moment)
         return moment, p, -1 if referred else numbers[name], key
 
-    @staticmethod
-    def _batch(found: list[tuple[float, list[float], int, tuple[str | None, str | None]]]) -> Decisions:
+    def _batch(self, found: list[Line]) -> Decisions:
         time, p, predicted, keys = zip(*found, strict=True)
-        return Decisions(np.array(time), np.array(p, np.float32), np.array(predicted, np.int64), list(keys))
+        kept = list(keys) if self.keys else []
+        return Decisions(np.array(time), np.array(p, np.float32), np.array(predicted, np.int64), kept)
 
 
 class _Skipped(Exception):

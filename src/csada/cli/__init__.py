@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any
 
-from csada.cli import costs, data, evaluate, fit, paper, project, ship, train  # noqa: F401 - each adds its commands
+from csada.cli import costs, data, evaluate, fit, monitor, paper, project, ship, train  # noqa: F401 - each adds its commands
 from csada.cli.common import Terminated, app, warn
 from csada.errors import InputError, RunError
 

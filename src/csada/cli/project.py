@@ -20,7 +20,7 @@ if typing.TYPE_CHECKING:
     from csada.workflow.project import Commands
 
 FILE = "csada.toml"
-TAKE = ("evaluate", "report", "export", "predict")  # a model that fit or tune made: their first argument
+TAKE = ("evaluate", "report", "export", "predict", "monitor")  # a model that fit or tune made: their first argument
 NAMES = ("data", "costs", "pretrained")  # text that may be a path
 STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
 
@@ -46,6 +46,7 @@ PANELS = {  # of csada --help, with the commands in the order in which a user ne
         "evaluate",
         "report",
         "predict",
+        "monitor",
         "export",
     ),
     "The paper and its experiments": ("demo", "toy", "tabular", "reproduce", "study", "tables", "figures"),

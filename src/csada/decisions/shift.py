@@ -32,6 +32,8 @@ CELLS = 64
 DRAWS = 1000
 MOST = 20_000  # decisions of a chunk that estimate frequencies; more would not change the third digit
 FALSE_ALARMS = 0.01  # of the test of change, in simulations from validation
+SIMULATIONS = 300
+FEW = 20.0
 
 
 def em_frequencies(p: Floats, prior: Floats, tolerance: float = 1e-5, rounds: int = 500) -> Floats:
@@ -123,7 +125,81 @@ class Reference:
     def confusion(self) -> Floats:
         k = len(self.costs)
         cells = self.truth * k + self.probabilities.argmax(1)
-        return np.bincount(cells, minlength=k * k).reshape(k, k) / len(self.truth)
+        return np.asarray(np.bincount(cells, minlength=k * k).reshape(k, k) / len(self.truth))
+
+    @cached_property
+    def _moments(self) -> _Moments:
+        return _Moments.of(features(self.probabilities), self.truth, len(self.costs))
+
+    def limit(self, decisions: int) -> float:
+        """What the statistic of change stays below in all but FALSE_ALARMS of simulations, where only frequencies change.
+
+        Validation is drawn anew to be the reference, and a chunk of it, with frequencies drawn from all possible ones.
+        """
+        size = round(2 * math.log2(max(decisions, 2)))  # one simulation for chunks of about the same size
+        if size not in self._limits:
+            draw, k, n = np.random.default_rng(size), len(self.costs), round(2 ** (size / 2))
+            found, seen = features(self.probabilities), [np.flatnonzero(self.truth == c) for c in range(k)]
+            present = np.array([len(rows) > 0 for rows in seen])
+            statistics = []
+            for i in range(SIMULATIONS):
+                if i % 5 == 0:
+                    rows = draw.integers(len(self.truth), size=len(self.truth))
+                    moments = _Moments.of(found[rows], self.truth[rows], k)
+                weights = draw.dirichlet(np.ones(k)) * present
+                counts = draw.multinomial(n, weights / weights.sum())
+                chunk = np.concatenate([draw.choice(r, c) for r, c in zip(seen, counts, strict=True) if c])
+                statistics.append(moments.distance(found[chunk]))
+            self._limits[size] = float(np.quantile(statistics, 1 - FALSE_ALARMS))
+        return self._limits[size]
+
+
+def features(p: Floats) -> Floats:
+    """[n, d]: the likeliest class, and how sure the model is in several ways."""
+    p = np.asarray(p, np.float64)
+    ordered = np.sort(p, 1)
+    doubt = np.maximum(ordered[:, :-1].sum(1), LEAST)
+    odds = np.log(np.maximum(ordered[:, -1], LEAST)) - np.log(doubt)
+    entropy = -(p * np.log(np.maximum(p, LEAST))).sum(1)
+    return np.column_stack([np.eye(p.shape[1])[p.argmax(1)], odds, odds**2, entropy, doubt])
+
+
+class _Moments(NamedTuple):
+    """Mean and covariance of the features by class, in units of their spread."""
+
+    centre: Floats
+    spread: Floats
+    means: Floats  # [K, d]
+    covariances: Floats  # [K, d, d]
+    counts: Floats  # [K]
+
+    @classmethod
+    def of(cls, found: Floats, truth: Labels, k: int) -> _Moments:
+        """A class of few samples borrows the covariance of all, as much as FEW samples weigh."""
+        centre, spread = found.mean(0), found.std(0) + 1e-9
+        scaled = (found - centre) / spread
+        counts = np.bincount(truth, minlength=k).astype(np.float64)
+        means = np.zeros((k, scaled.shape[1]))
+        np.add.at(means, truth, scaled)
+        means /= np.maximum(counts, 1)[:, None]
+        away = scaled - means[truth]
+        own = np.array([away[truth == c].T @ away[truth == c] for c in range(k)])
+        pooled = own.sum(0) / len(truth)
+        return cls(centre, spread, means, (own + FEW * pooled) / (counts + FEW)[:, None, None], np.maximum(counts, 1))
+
+    def distance(self, found: Floats) -> float:
+        """Of the features' means to the nearest mixture of classes, in standard errors, squared."""
+        n, mean, (k, d) = len(found), (found.mean(0) - self.centre) / self.spread, self.means.shape
+        mixture, residual = self.counts / self.counts.sum(), mean
+        for _ in range(3):
+            noise = np.tensordot(mixture / n + mixture**2 / self.counts, self.covariances, 1)
+            noise += 1e-6 * np.trace(noise) / d * np.eye(d)
+            whiten = np.linalg.cholesky(np.linalg.inv(noise)).T
+            left = np.vstack([whiten @ self.means.T, np.full((1, k), 1e4)])  # the last row: frequencies sum to one
+            mixture, _ = nnls(left, np.append(whiten @ mean, 1e4))
+            mixture /= mixture.sum()
+            residual = whiten @ (mean - mixture @ self.means)
+        return float(residual @ residual)
 
 
 @dataclass(frozen=True)
@@ -147,6 +223,11 @@ class Chunk:
         k = len(self.reference.costs)
         counts = np.bincount(self.probabilities.argmax(1), minlength=k)
         return bbse_frequencies(self.reference.confusion, counts / counts.sum())
+
+    @cached_property
+    def change(self) -> Change:
+        some = self.probabilities[:: math.ceil(len(self.probabilities) / MOST)]
+        return Change(self.reference._moments.distance(features(some)), self.reference.limit(len(some)))
 
     @cached_property
     def posteriors(self) -> Floats:

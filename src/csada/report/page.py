@@ -21,8 +21,7 @@ from csada.report.sections import SECTIONS, critical, moment, number, percent, p
 CRITICAL = "Critical errors"
 
 
-def page(evidence: Evidence, folder: str = "FOLDER") -> str:
-    """The page as text. folder: of the saved classifier, as the page's reader may type it."""
+def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -31,12 +30,15 @@ def page(evidence: Evidence, folder: str = "FOLDER") -> str:
         lstrip_blocks=True,
     )
     environment.filters["digest"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    environment.filters["number"] = number
-    environment.filters["price"] = price
-    environment.filters["percent"] = percent
+    environment.filters |= {"number": number, "price": price, "percent": percent}
+    return environment.get_template(name)
+
+
+def page(evidence: Evidence, folder: str = "FOLDER") -> str:
+    """The page as text. folder: of the saved classifier, as the page's reader may type it."""
     headline, _, told = verdict(evidence).partition(". ")
     sections = {name: build(evidence) for name, build in SECTIONS.items()}
-    return environment.get_template("page.html.j2").render(
+    return template("page.html.j2").render(
         data=evidence.data,
         headline=headline,
         verdict=told,

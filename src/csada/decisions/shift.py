@@ -34,6 +34,7 @@ MOST = 20_000  # decisions of a chunk that estimate frequencies; more would not 
 FALSE_ALARMS = 0.01  # of the test of change, in simulations from validation
 SIMULATIONS = 300
 FEW = 20.0
+MANY = 64  # classes
 
 
 def em_frequencies(p: Floats, prior: Floats, tolerance: float = 1e-5, rounds: int = 500) -> Floats:
@@ -155,13 +156,16 @@ class Reference:
 
 
 def features(p: Floats) -> Floats:
-    """[n, d]: the likeliest class, and how sure the model is in several ways."""
+    """[n, d]: the likeliest class and the log odds of it, by class; with MANY classes the odds of all together."""
     p = np.asarray(p, np.float64)
-    ordered = np.sort(p, 1)
-    doubt = np.maximum(ordered[:, :-1].sum(1), LEAST)
-    odds = np.log(np.maximum(ordered[:, -1], LEAST)) - np.log(doubt)
-    entropy = -(p * np.log(np.maximum(p, LEAST))).sum(1)
-    return np.column_stack([np.eye(p.shape[1])[p.argmax(1)], odds, odds**2, entropy, doubt])
+    n, k = p.shape
+    top, rows = p.argmax(1), np.arange(n)
+    doubt = np.maximum(p.sum(1) - p[rows, top], LEAST)
+    odds = np.log(np.maximum(p[rows, top], LEAST)) - np.log(doubt)
+    found = np.zeros((n, 2 * k if k < MANY else k + 1))
+    found[rows, top] = 1.0
+    found[rows, k + top if k < MANY else k] = odds
+    return found
 
 
 class _Moments(NamedTuple):
@@ -170,7 +174,7 @@ class _Moments(NamedTuple):
     centre: Floats
     spread: Floats
     means: Floats  # [K, d]
-    covariances: Floats  # [K, d, d]
+    covariances: Floats  # [K, d, d]; with MANY classes [1, d, d], the same for all
     counts: Floats  # [K]
 
     @classmethod
@@ -183,16 +187,19 @@ class _Moments(NamedTuple):
         np.add.at(means, truth, scaled)
         means /= np.maximum(counts, 1)[:, None]
         away = scaled - means[truth]
-        own = np.array([away[truth == c].T @ away[truth == c] for c in range(k)])
-        pooled = own.sum(0) / len(truth)
-        return cls(centre, spread, means, (own + FEW * pooled) / (counts + FEW)[:, None, None], np.maximum(counts, 1))
+        covariances = (away.T @ away / len(truth))[None]
+        if k < MANY:
+            own = np.array([away[truth == c].T @ away[truth == c] for c in range(k)])
+            covariances = (own + FEW * covariances) / (counts + FEW)[:, None, None]
+        return cls(centre, spread, means, covariances, np.maximum(counts, 1))
 
     def distance(self, found: Floats) -> float:
         """Of the features' means to the nearest mixture of classes, in standard errors, squared."""
         n, mean, (k, d) = len(found), (found.mean(0) - self.centre) / self.spread, self.means.shape
         mixture, residual = self.counts / self.counts.sum(), mean
         for _ in range(3):
-            noise = np.tensordot(mixture / n + mixture**2 / self.counts, self.covariances, 1)
+            shares = mixture / n + mixture**2 / self.counts
+            noise = np.tensordot(shares if len(self.covariances) == k else shares.sum(keepdims=True), self.covariances, 1)
             noise += 1e-6 * np.trace(noise) / d * np.eye(d)
             whiten = np.linalg.cholesky(np.linalg.inv(noise)).T
             left = np.vstack([whiten @ self.means.T, np.full((1, k), 1e4)])  # the last row: frequencies sum to one

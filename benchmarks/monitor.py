@@ -29,6 +29,7 @@ from csada.classifier import Classifier, deployed
 from csada.data.digits import load as load_digits
 from csada.decisions import choose
 from csada.decisions.shift import Chunk, Reference
+from csada.evidence import side_of
 from csada.models import cnn
 from csada.reading import plain
 from csada.workflow.runs import environment
@@ -158,7 +159,7 @@ def saved(name, *how):
         subprocess.run([*run, "fit", base, name, "--costs", "pareto:0", "--epochs", "0", "--out", folder], check=True)
     classifier, splits = Classifier.load(folder), csada.data.load(name)
     evidence = deployed(folder).evidence
-    validation = evidence.logits("before", "validation"), evidence.labels("validation")
+    validation = evidence.logits(side_of(evidence.chosen), "validation"), evidence.labels("validation")
     scores = lambda x: classifier.logits(x).numpy()  # noqa: E731
     return deployment(name, scores, splits, classifier.decision, classifier.costs, validation, 1000, 255, 2000, 0)
 

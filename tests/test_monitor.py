@@ -110,9 +110,10 @@ def test_predict_logs_what_it_prints_for_folder_and_exported_file_alike(classifi
     classifier.export(onnx)
     logs = []
     for model in (folder, onnx):
-        run = inside("predict", model, table, "--format", "jsonl", "--log", path := tmp_path / f"{model.name}.jsonl")
+        out, path = tmp_path / "decided.jsonl", tmp_path / f"{model.name}.jsonl"
+        run = inside("predict", model, table, "--format", "jsonl", "--out", out, "--log", path)
         assert run.returncode == 1, run.stderr  # the last row cannot be read
-        printed = [json.loads(line) for line in run.stdout.splitlines()]
+        printed = entries(out)
         logged = entries(path)
         assert len(printed) == 41 and [each["predicted"] for each in logged] == [each["class"] for each in printed[:40]]
         assert [each["expected_cost"] for each in logged] == [each["expected_cost"] for each in printed[:40]]

@@ -57,6 +57,8 @@ def monitor(
     from csada.report.monitor import page
     from csada.workflow import monitor as workflow
 
+    if recalibrate is not None and recalibrate.exists():
+        raise InputError(f"{recalibrate} is there already; a re-calibrated model gets a new folder")
     found = workflow.monitor(model, log, every, _bounds(pair or [], cost_rise, frequency_change, change), labels)
     if as_json:
         cli.show_json({"alarms": found.newest.alarms if found.newest else (), "found": found})

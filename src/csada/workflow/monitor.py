@@ -405,8 +405,6 @@ def recalibrate(found: Monitored, out: Path, *, trust: bool = False) -> Path:
         raise InputError(
             f"nothing is written to {out}: no {FEWEST} late labels (--labels) show that another calibration is better"
         )
-    if out.exists():
-        raise InputError(f"{out} is there already; a re-calibrated classifier gets a new folder")
     classifier, offer = Classifier.load(found.model, trust=trust), found.offer
     decision = classifier.decision
     assert classifier.costs is not None and classifier.evidence is not None  # else there was nothing to compare with

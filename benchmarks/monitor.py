@@ -25,11 +25,12 @@ import torch
 from PIL import Image, ImageFilter
 
 import csada
-from csada.classifier import Classifier, deployed
+from csada.classifier import Classifier
 from csada.data.digits import load as load_digits
 from csada.decisions import choose
 from csada.decisions.shift import Chunk, Reference
 from csada.evidence import side_of
+from csada.manifest import deployed
 from csada.models import cnn
 from csada.reading import plain
 from csada.workflow.runs import environment
@@ -132,14 +133,23 @@ def deployment(name, scores, splits, decision, costs, validation, n, top, pool, 
                 i = drawn(draw, y[some], draw.dirichlet(np.ones(K)), n)
                 row["flagged"].append(Chunk(reference, p[i], predicted[i]).change.found)
         hurt.append(row)
-        print(name, kind, level, f"{100 * lost:.1f} points, flagged {np.mean(row['flagged'] or [np.nan]):.3f}", flush=True)
+        print(
+            name, kind, level, f"{100 * lost:.1f} points, flagged {np.mean(row['flagged'] or [np.nan]):.3f}", flush=True
+        )
     return {"accuracy": float((clean.argmax(1) == y).mean()), "validation": len(labels)}, rows, hurt
 
 
 def digits(seed):
     splits = load_digits(seed=seed, parts=(35, 30, 35))
     model = csada.fit(
-        cnn(1, 8, K, seed=seed), splits, method="cross_entropy", epochs=30, lr=0.05, batch_size=64, momentum=0.9, seed=seed
+        cnn(1, 8, K, seed=seed),
+        splits,
+        method="cross_entropy",
+        epochs=30,
+        lr=0.05,
+        batch_size=64,
+        momentum=0.9,
+        seed=seed,
     ).model
     classifier = Classifier.of(model, splits)
     logits = classifier.logits(splits.validation.x).numpy()
@@ -221,8 +231,10 @@ def speed(_):
                 file.writelines(lines[: min(len(lines), 1_000_000 - start)])
         for every in ("1000", "day"):
             start = time.perf_counter()
-            done = subprocess.run([*run, "monitor", here / "model", here / "million.jsonl", "--every", every, "--json"],
-                                  capture_output=True)
+            done = subprocess.run(
+                [*run, "monitor", here / "model", here / "million.jsonl", "--every", every, "--json"],
+                capture_output=True,
+            )
             seconds = time.perf_counter() - start
             told = json.loads(done.stdout)["found"]
             usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -243,7 +255,11 @@ def speed(_):
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 times[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         plain_s, log_s = (statistics.median(times[name]) for name in ("plain", "log"))
-        found["predict, 2,000 images of 8 x 8, CPU seconds"] = {"plain": plain_s, "log": log_s, "added": log_s / plain_s - 1}
+        found["predict, 2,000 images of 8 x 8, CPU seconds"] = {
+            "plain": plain_s,
+            "log": log_s,
+            "added": log_s / plain_s - 1,
+        }
     print(json.dumps(found, indent=1))
     return found
 

@@ -54,7 +54,9 @@ def test_help_lists_every_command_in_the_order_of_use():
     listed = re.findall(r"^│ (\w+) ", shown, re.MULTILINE)
     assert set(listed) == set(get_command(app).commands)
     first = ["init", "data", "costs", "train", "fit", "tune", "compare", "evaluate", "report", "predict", "monitor"]
-    assert listed[:13] == [*first, "export", "demo"] and shown.index("export") < shown.index("The paper") < shown.index("demo")
+    assert listed[:13] == [*first, "export", "demo"] and shown.index("export") < shown.index("The paper") < shown.index(
+        "demo"
+    )
 
 
 def test_every_public_name_is_there():

@@ -19,10 +19,10 @@ from made import made_evidence
 from test_cli import inside, refused
 
 import csada
-from csada.classifier import deployed
 from csada.decisions import choose
 from csada.decisions.shift import Chunk, Reference, bbse_frequencies, em_frequencies
 from csada.logbook import Log, Reading
+from csada.manifest import deployed
 from csada.report.monitor import page
 from csada.workflow.monitor import Bounds, monitor, recalibrate
 
@@ -46,12 +46,16 @@ def folder(tmp_path_factory):
     with torch.no_grad():
         network.fc.weight.copy_(SURE * torch.eye(K))
         network.fc.bias.zero_()
-    evidence = made_evidence("before + rule", CLASSES, {"before": choose(SURE * x, y, COSTS)}, costs=COSTS.values, pictures=False)
+    evidence = made_evidence(
+        "before + rule", CLASSES, {"before": choose(SURE * x, y, COSTS)}, costs=COSTS.values, pictures=False
+    )
     arrays = {**evidence.arrays, "validation_labels": y, "before_validation": SURE * x}
     splits = csada.Splits(*[csada.Part(torch.zeros(K, K), torch.arange(K))] * 3, CLASSES, "animals")
     made = csada.Classifier.of(network, splits, COSTS, architecture="mlp", arguments={"features": K, "hidden": []})
     rule = evidence.rules["before"]
-    return replace(made, decision=rule, evidence=replace(evidence, arrays=arrays)).save(tmp_path_factory.mktemp("m") / "model")
+    return replace(made, decision=rule, evidence=replace(evidence, arrays=arrays)).save(
+        tmp_path_factory.mktemp("m") / "model"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +93,9 @@ def test_a_line_says_what_was_decided_and_by_which_model(classifier, folder, log
     found = entries(log)
     assert list(found[0]) == ["time", "id", "input", "probabilities", "predicted", "expected_cost", "referred", "model"]
     assert [each["predicted"] for each in found] == [CLASSES[k] for k in classifier.predict(x)]
-    np.testing.assert_allclose([each["probabilities"] for each in found], classifier.probabilities(x), rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(
+        [each["probabilities"] for each in found], classifier.probabilities(x), rtol=1e-5, atol=1e-12
+    )
     np.testing.assert_allclose([each["expected_cost"] for each in found], classifier.decide(x)[2], rtol=1e-5)
     assert {each["model"] for each in found} == {classifier.fingerprint} == {deployed(folder).fingerprint}
     assert found[3]["input"] == sha256(x[3].tobytes()).hexdigest() and found[3]["id"] == "3"
@@ -140,11 +146,13 @@ with Log(sys.argv[1], "m", ["a", "b"]) as log:
 def test_four_writers_two_of_them_killed_lose_nothing_that_was_acknowledged(tmp_path):
     log = tmp_path / "log.jsonl"
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, log, str(w), "99999" if w < 2 else "60"], stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, log, str(w), "99999" if w < 2 else "60"], stdout=subprocess.PIPE
+        )
         for w in range(4)
     ]
     acknowledged = {}
-    for w, process in enumerate(writers[:2]):
+    for process in writers[:2]:
         for _ in range(30):
             process.stdout.readline()
         process.send_signal(signal.SIGKILL)
@@ -315,12 +323,15 @@ def test_a_recalibration_is_offered_and_written_only_where_asked_and_to_a_new_fo
     x, y = cases(5, 1200, sure=1.5)  # the classes came closer: the old probabilities are far too sure
     classifier.log(log := tmp_path / "log.jsonl", x)
     late = tmp_path / "late.csv"
-    late.write_text("input,label\n" + "".join(f"{sha256(r.tobytes()).hexdigest()},{CLASSES[k]}\n" for r, k in zip(x, y, strict=True)))
+    late.write_text(
+        "input,label\n"
+        + "".join(f"{sha256(r.tobytes()).hexdigest()},{CLASSES[k]}\n" for r, k in zip(x, y, strict=True))
+    )
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
     found = monitor(folder, log, "1200", labels=late)
     assert found.newest.change.found and found.offer is not None and found.offer.after < found.offer.before
     run = inside("monitor", folder, log, "--every", "1200", "--labels", late, "--recalibrate", tmp_path / "new")
-    assert run.returncode == 1 and "the estimates are not to be trusted" in run.stderr  # the alarm is still one
+    assert run.returncode == 1 and "the estimate is not to be trusted" in run.stderr  # the alarm is still one
     assert before == sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
     new = csada.Classifier.load(tmp_path / "new")
     fresh, truth = cases(6, 2000, sure=1.5)
@@ -380,7 +391,10 @@ def test_a_log_of_nothing_usable_is_refused(folder, log, tmp_path):
     assert "holds no decisions" in refused("monitor", folder, tmp_path / "empty")
     assert "cannot be read" in refused("monitor", folder, tmp_path / "none")
     rewritten(log, lambda i, values: values.update(model="f" * 16))
-    assert f"can be used for {folder}" in (told := refused("monitor", folder, log)) and "600 of another model (ffff" in told
+    assert (
+        f"can be used for {folder}" in (told := refused("monitor", folder, log))
+        and "600 of another model (ffff" in told
+    )
     plain = replace(csada.Classifier.load(folder), evidence=None).save(tmp_path / "plain")
     assert "holds no validation scores" in refused("monitor", plain, log)
 
@@ -406,7 +420,10 @@ def test_the_page_opens_and_says_when_not_to_trust_it(folder, classifier, tmp_pa
         assert "Do not trust these estimates." in tab.locator(".banner").inner_text()
         assert "not to be trusted" in tab.locator("#periods tbody tr").last.inner_text()
         assert tab.locator("#cost svg .diamond").count() == 2  # the legend's and the period's
-        assert tab.locator("#frequencies tbody tr").count() == K and "<b>bees</b>" in tab.locator("#frequencies").inner_text()
+        assert (
+            tab.locator("#frequencies tbody tr").count() == K
+            and "<b>bees</b>" in tab.locator("#frequencies").inner_text()
+        )
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert not wrong
 
@@ -428,7 +445,8 @@ def test_ten_lines_without_csada_write_a_log(folder, classifier, tmp_path):
     ]
     (tmp_path / "use.py").write_text(
         "import sys, json; sys.modules['csada'] = None\nfrom log import log\n"
-        f"for content, *rest in json.load(open('cases.json')): log('log.jsonl', bytes.fromhex(content), *rest, '{classifier.fingerprint}')\n"
+        "for content, *rest in json.load(open('cases.json')):\n"
+        f"    log('log.jsonl', bytes.fromhex(content), *rest, '{classifier.fingerprint}')\n"
     )
     (tmp_path / "cases.json").write_text(json.dumps(cases_))
     subprocess.run([sys.executable, "use.py"], cwd=tmp_path, check=True)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,12 +38,11 @@ from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Evidence, Training
 from csada.folders import CONFIG, replaced
 from csada.logbook import Log
+from csada.manifest import ARRAYS, FORMAT, Manifest, complete, deployed, described
 from csada.metrics import REFER, Evaluation
 from csada.models.members import Member, as_network, check_members, check_views
 from csada.models.saved import (
-    SavedMember,
     check_architectures,
-    check_files,
     fingerprint,
     load_members,
     read_signed,
@@ -57,10 +56,8 @@ from csada.report.card import card
 if TYPE_CHECKING:
     from csada.shipping.export import Exported
 
-__all__ = ["Classifier", "Input", "Member"]
+__all__ = ["Classifier", "Input", "Member", "deployed", "described"]
 
-FORMAT = 2
-ARRAYS = "arrays.safetensors"
 SHARED = ("input", "classes", "decision", "views", "training", "allowed_views")  # as they are in model.json
 
 Ids = NDArray[np.uint64]
@@ -367,7 +364,7 @@ class Classifier:
         check_architectures(self.members, len(self.classes))
         outdated: list[str] = []
         with suppress(InputError):  # no model there yet, or none that can be read
-            outdated = [member.file for member in read_signed(Path(folder), _Manifest, FORMAT).members]
+            outdated = [member.file for member in read_signed(Path(folder), Manifest, FORMAT).members]
         arrays: dict[str, Any] = {"trained_on": self.trained_on}
         if self.costs is not None:
             arrays["costs"] = self.costs.values
@@ -378,7 +375,7 @@ class Classifier:
             (new / ARRAYS).write_bytes(content)
             members, facts = save_members(self.members, new), {name: getattr(self, name) for name in SHARED}
             evidence = None if self.evidence is None else replace(self.evidence, arrays={})
-            made = _Manifest(FORMAT, members, evidence=evidence, arrays=sha256(content), **facts)
+            made = Manifest(FORMAT, members, evidence=evidence, arrays=sha256(content), **facts)
             manifest: dict[str, Any] = plain(made)
             write_json(new / CONFIG, manifest | {"sha256": signature(manifest)})
             if self.costs is not None:
@@ -394,12 +391,12 @@ class Classifier:
     ) -> Classifier:
         """trust=True lets the folder name a factory of its own, which is code that runs."""
         folder = Path(folder)
-        manifest = read_signed(folder, _Manifest, FORMAT)
+        manifest = read_signed(folder, Manifest, FORMAT)
         arrays = read_tensors(folder / ARRAYS, manifest.arrays, load_arrays)
         members = load_members(manifest.members, folder, len(manifest.classes), device, trust)
         where, facts = str(folder / CONFIG), {name: getattr(manifest, name) for name in SHARED}
         try:
-            evidence = _complete(manifest.evidence, arrays)
+            evidence = complete(manifest.evidence, arrays)
             costs = CostMatrix(arrays["costs"], manifest.classes) if "costs" in arrays else None
             trained_on = arrays.get("trained_on", np.empty(0, np.uint64))
             return cls(members, costs=costs, trained_on=trained_on, evidence=evidence, **facts)
@@ -413,54 +410,3 @@ class Classifier:
         card: dict[str, Any] = {"data": self.training.data, "model": self.training.model} if self.training else {}
         card |= {"members": self._facts(), "views": list(self.views), "fingerprint": self.fingerprint}
         return export(self.network, self.input, self.input.normalization, self.rule, path, dtype, card)
-
-
-class Deployed(NamedTuple):
-    """What is known of a saved classifier without its network."""
-
-    fingerprint: str
-    classes: tuple[str, ...]
-    decision: Decision
-    training: Training | None
-    evidence: Evidence | None
-
-
-def deployed(folder: str | os.PathLike[str]) -> Deployed:
-    """Without reading or building its network."""
-    found = read_signed(folder := Path(folder), _Manifest, FORMAT)
-    arrays = read_tensors(folder / ARRAYS, found.arrays, load_arrays)
-    costs = arrays.get("costs", CostMatrix.uniform(len(found.classes)).values)
-    try:
-        known = fingerprint(found.members, found.views, found.classes, found.decision, costs)
-        return Deployed(known, found.classes, found.decision, found.training, _complete(found.evidence, arrays))
-    except InputError as error:
-        raise InputError(f"{folder}: {error}; fit the model again") from None
-
-
-def described(folder: str | os.PathLike[str]) -> tuple[Training | None, Evidence | None]:
-    """How a saved classifier was trained and what is known about it."""
-    found = deployed(folder)
-    return found.training, found.evidence
-
-
-def _complete(evidence: Evidence | None, arrays: Mapping[str, Any]) -> Evidence | None:
-    return evidence and replace(evidence, arrays={k: v for k, v in arrays.items() if k != "trained_on"})
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    """model.json"""
-
-    format: int
-    members: tuple[SavedMember, ...]
-    views: tuple[View, ...]
-    input: Input
-    classes: tuple[str, ...]
-    decision: Decision
-    training: Training | None
-    evidence: Evidence | None
-    arrays: str  # the hash of that file
-    allowed_views: tuple[View, ...] = ("identity",)
-
-    def __post_init__(self) -> None:
-        check_files(self.members)

@@ -199,7 +199,9 @@ class _Moments(NamedTuple):
         mixture, residual = self.counts / self.counts.sum(), mean
         for _ in range(3):
             shares = mixture / n + mixture**2 / self.counts
-            noise = np.tensordot(shares if len(self.covariances) == k else shares.sum(keepdims=True), self.covariances, 1)
+            noise = np.tensordot(
+                shares if len(self.covariances) == k else shares.sum(keepdims=True), self.covariances, 1
+            )
             noise += 1e-6 * np.trace(noise) / d * np.eye(d)
             whiten = np.linalg.cholesky(np.linalg.inv(noise)).T
             left = np.vstack([whiten @ self.means.T, np.full((1, k), 1e4)])  # the last row: frequencies sum to one
@@ -264,6 +266,7 @@ class Chunk:
         chance = _noise(here.rates, values / n, here.variance * grown / n**2)
         draws = value + chance + _noise(expected.rates, weights * values / m, variance)
         low, high = np.maximum(np.quantile(draws, [0.025, 0.975]), 0.0)
+        low, high = min(low, value), max(high, value)  # of a rare count every likely outcome may be zero
         if math.exp(-here.rates[values > 0].sum() * grown) > 0.025:  # no mistake at all is not unlikely
             low = 0.0
         sampling = float(np.diff(np.quantile(chance, [0.025, 0.975]))[0])

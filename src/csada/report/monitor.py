@@ -7,41 +7,48 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from csada.report.charts import Axis, Line, line_chart
-from csada.report.page import template
+from csada.report.page import templates
 from csada.report.sections import number, percent
 
 if TYPE_CHECKING:
     from csada.workflow.monitor import Monitored, Period
 
 SHOWN = 100  # periods in the table
-DISTRUST = "The scores changed in a way that class frequencies do not explain: the estimate is not to be trusted."
+CHANGED = (
+    "the scores changed in a way that class frequencies do not explain: the estimate is not to be trusted. Label cases"
+)
+DISTRUST = f"{CHANGED[0].upper()}{CHANGED[1:]}."
 
 
 def page(it: Monitored) -> str:
     judged, newest = [each for each in it.periods if each.cost is not None], it.newest
     labelled = any(each.truth for each in it.periods)
     trusted = newest is None or newest.trusted
-    alarms = newest.alarms if newest else ()
+    alarms = [each for each in newest.alarms if each != CHANGED] if newest else []
     shares = (
         zip(it.validation_frequencies, newest.frequencies, newest.frequencies_by_counts, strict=True) if newest else ()
     )
     headline = "Do not trust these estimates." if not trusted else "Alarm." if alarms else "No alarm."
     told = f"In {newest.name}: {_cost(newest)}." if newest else "No period has enough decisions for an estimate."
-    return template("monitor.html.j2").render(
-        it=it,
-        newest=newest,
-        alarm=bool(alarms) or not trusted,
-        headline=headline,
-        told=told if trusted else f"{DISTRUST} {told}",
-        alarms=[each[:1].upper() + each[1:] for each in alarms],
-        distrust=DISTRUST,
-        tiles=_tiles(it, newest) if newest else [],
-        labelled=labelled,
-        charts=_charts(it, judged) if judged else None,
-        frequencies=[(name, *row) for name, row in zip(it.classes, shares, strict=True)] if newest else [],
-        periods=it.periods[-SHOWN:],
-        hidden=max(len(it.periods) - SHOWN, 0),
-        remark=_remark,
+    return (
+        templates()
+        .get_template("monitor.html.j2")
+        .render(
+            it=it,
+            newest=newest,
+            alarm=bool(alarms) or not trusted,
+            headline=headline,
+            told=told if trusted else f"{DISTRUST} {told}",
+            alarms=[each[:1].upper() + each[1:] for each in alarms],
+            distrust=DISTRUST,
+            tiles=_tiles(it, newest) if newest else [],
+            labelled=labelled,
+            charts=_charts(it, judged) if judged else None,
+            frequencies=[(name, *row) for name, row in zip(it.classes, shares, strict=True)] if newest else [],
+            periods=it.periods[-SHOWN:],
+            hidden=max(len(it.periods) - SHOWN, 0),
+            remark=_remark,
+        )
     )
 
 
@@ -76,7 +83,7 @@ def _remark(period: Period) -> str:
     if period.cost is None:
         return "too few decisions for an estimate"
     found = ["not to be trusted: more than class frequencies changed"] if not period.trusted else []
-    return "; ".join([*found, *(each for each in period.alarms if not each.startswith("the scores changed"))])
+    return "; ".join([*found, *(each for each in period.alarms if each != CHANGED)])
 
 
 def _charts(it: Monitored, judged: list[Period]) -> dict[str, Markup]:

@@ -21,7 +21,7 @@ from csada.report.sections import SECTIONS, critical, moment, number, percent, p
 CRITICAL = "Critical errors"
 
 
-def template(name: str) -> jinja2.Template:
+def templates() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -30,27 +30,33 @@ def template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters["digest"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    environment.filters |= {"number": number, "price": price, "percent": percent}
-    return environment.get_template(name)
+    environment.filters["number"] = number
+    environment.filters["price"] = price
+    environment.filters["percent"] = percent
+    return environment
 
 
 def page(evidence: Evidence, folder: str = "FOLDER") -> str:
     """The page as text. folder: of the saved classifier, as the page's reader may type it."""
     headline, _, told = verdict(evidence).partition(". ")
     sections = {name: build(evidence) for name, build in SECTIONS.items()}
-    return template("page.html.j2").render(
-        data=evidence.data,
-        headline=headline,
-        verdict=told,
-        command=f"csada predict {shlex.quote(folder)} INPUTS",
-        unproven=unproven(evidence),
-        trained=evidence.improved,
-        admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
-        subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
-        details=details(evidence),
-        tiles=tiles(evidence),
-        sections={name: content for name, content in sections.items() if content},
-        started=moment(evidence.started),
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            data=evidence.data,
+            headline=headline,
+            verdict=told,
+            command=f"csada predict {shlex.quote(folder)} INPUTS",
+            unproven=unproven(evidence),
+            trained=evidence.improved,
+            admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
+            subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
+            details=details(evidence),
+            tiles=tiles(evidence),
+            sections={name: content for name, content in sections.items() if content},
+            started=moment(evidence.started),
+        )
     )
 
 

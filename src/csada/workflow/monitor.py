@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csada.classifier import Classifier, Deployed, deployed
+from csada.classifier import Classifier
 from csada.costs import CostMatrix, did_you_mean
-from csada.decisions import CALIBRATIONS, Decision, Scaling, as_array, choose_calibration, cross_fitted, fit_calibration
+from csada.decisions import CALIBRATIONS, Scaling, as_array, choose_calibration, cross_fitted, fit_calibration
 from csada.decisions.calibration import CLEAR, FEWEST
 from csada.decisions.shift import LEAST, Change, Chunk, Estimate, Reference
 from csada.errors import InputError
 from csada.evidence import side_of
 from csada.files import write_text
 from csada.logbook import SKEW, Decisions, Key, Reading
+from csada.manifest import Deployed, deployed
 from csada.metrics import REFER, Evaluation, Interval
+from csada.report.monitor import CHANGED
 from csada.rows import read_rows
 
 PAIRS = 5
@@ -274,10 +276,7 @@ def _truth(found: Decisions, truth: Array, reference: Reference, costs: CostMatr
 def _alarms(period: Period, bounds: Bounds, usual: float) -> Iterator[str]:
     assert period.cost is not None and period.change is not None
     if bounds.change and period.change.found:
-        yield (
-            "the scores changed in a way that class frequencies do not explain: the estimates are not to be trusted; "
-            "label some cases"
-        )
+        yield CHANGED
     if bounds.cost_rise is not None and period.cost.band.low > usual * (1 + bounds.cost_rise):
         yield (
             f"the cost per 100 decisions, {100 * period.cost.value:.2f} (at least {100 * period.cost.band.low:.2f}), is "
@@ -413,7 +412,7 @@ def recalibrate(found: Monitored, out: Path, *, trust: bool = False) -> Path:
     more = np.zeros(len(bias)) if offer.scaling is None else as_array(offer.scaling.bias)
     weights, bias = weights @ matrix / offer.temperature, bias @ matrix / offer.temperature + more
     scaling = Scaling(tuple(map(tuple, weights.tolist())), tuple(bias.tolist()))
-    new = Decision(1.0, scaling, None, decision.strength, decision.referral_cost)
+    new = replace(decision, temperature=1.0, scaling=scaling, priors=None)
     evidence, side = classifier.evidence, side_of(classifier.evidence.chosen)
     arrays = {name: values for name, values in evidence.arrays.items() if name != f"{side}_held_out"}
     evidence = replace(evidence, rules={**evidence.rules, side: new}, chosen=f"{side} + rule", arrays=arrays)

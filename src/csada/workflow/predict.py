@@ -70,7 +70,8 @@ def open_model(path: str | os.PathLike[str], device: str | None = None, *, trust
 def _saved(path: Path, device: str | None, trust: bool) -> Model:
     import torch
 
-    from csada.classifier import Classifier, deployed
+    from csada.classifier import Classifier
+    from csada.manifest import deployed
 
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("PyTorch finds no GPU; leave out --device, or set it to cpu")

@@ -24,7 +24,8 @@ from csada.decisions.shift import Chunk, Reference, bbse_frequencies, em_frequen
 from csada.logbook import Log, Reading
 from csada.manifest import deployed
 from csada.report.monitor import page
-from csada.workflow.monitor import Bounds, monitor, recalibrate
+from csada.workflow.late import recalibrate
+from csada.workflow.monitor import Bounds, monitor
 
 CLASSES = ("ants", "<b>bees</b>", "crabs", "dogs")
 K, SURE = len(CLASSES), 3.0
@@ -310,7 +311,7 @@ def test_late_labels_set_the_truth_beside_the_estimate(folder, log, tmp_path):
     assert "301 labels of" in found.notes[-1] and "belong to 300 logged decisions" in found.notes[-1]
     assert found.offer is None  # nothing to gain, nothing offered
     with pytest.raises(csada.InputError, match="nothing is written"):
-        recalibrate(found, tmp_path / "new")
+        recalibrate(folder, log, found.offer, tmp_path / "new")
     late.write_text("id,label\n1,ants\n2,bee\n")
     assert "line 3: unknown class 'bee'" in refused("monitor", folder, log, "--labels", late)
     late.write_text("id,label\n1,ants\n1,dogs\n")

@@ -154,7 +154,8 @@ class Reading:
             model, p, name, referred = (values[key] for key in ("model", "probabilities", "predicted", "referred"))
             told = datetime.fromisoformat(values["time"])
             moment = (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
-            key = values.get("input"), values.get("id")
+            named, own = values.get("input"), values.get("id")
+            key = None if named is None else str(named), None if own is None else str(own)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             raise _Skipped("not a line of the schema (half written or damaged)") from None
         if model != self.model:

@@ -55,6 +55,7 @@ def monitor(
     Example: csada monitor out/fitted decisions.jsonl --every week --out monitor.html
     """
     from csada.report.monitor import page
+    from csada.workflow import late
     from csada.workflow import monitor as workflow
 
     if recalibrate is not None and recalibrate.exists():
@@ -70,7 +71,7 @@ def monitor(
     if suggest_priors is not None:
         written.append(workflow.suggest_priors(found, suggest_priors))
     if recalibrate is not None:
-        written.append(workflow.recalibrate(found, recalibrate, trust=trust))
+        written.append(late.recalibrate(model, log, found.offer, recalibrate, trust=trust))
     if not as_json:
         cli.show_files(written)
     if found.newest and found.newest.alarms:

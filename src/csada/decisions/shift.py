@@ -104,7 +104,7 @@ class Reference:
         """Bias-corrected: a scale and a bias per class, fitted on validation."""
         temperature, scaling = self._calibration
         scores = np.log(np.maximum(probabilities, LEAST)) / temperature
-        return np.exp(log_softmax(scores @ scaling.matrix + scaling.bias if scaling else scores, axis=1))
+        return np.asarray(np.exp(log_softmax(scores @ scaling.matrix + scaling.bias if scaling else scores, axis=1)))
 
     @cached_property
     def posteriors(self) -> Floats:

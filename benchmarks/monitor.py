@@ -230,7 +230,7 @@ def speed(_):
             for start in range(0, 1_000_000, len(lines)):
                 file.writelines(lines[: min(len(lines), 1_000_000 - start)])
         for every in ("1000", "day"):
-            start = time.perf_counter()
+            start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             done = subprocess.run(
                 [*run, "monitor", here / "model", here / "million.jsonl", "--every", every, "--json"],
                 capture_output=True,
@@ -247,7 +247,7 @@ def speed(_):
         for i, image in enumerate(x.repeat(6, 1, 1, 1)[:2000]):
             Image.fromarray((image[0].numpy() * 15).astype(np.uint8)).save(rows / f"{i}.png")
         times = {"plain": [], "log": []}
-        for turn in range(10):
+        for turn in range(5):
             for name in sorted(times, reverse=bool(turn % 2)):
                 more = ["--log", here / "predict.jsonl"] if name == "log" else []
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -130,7 +130,9 @@ class Reading:
         numbers = {name: i for i, name in enumerate(self.classes)}
         found: list[Line] = []
         try:
-            with regular(self.path).open("rb") as file:
+            with regular(self.path).open(
+                encoding="utf-8", errors="replace"
+            ) as file:  # a name that is no UTF-8 is unknown
                 while line := file.readline(LONGEST):
                     if line.isspace():
                         continue
@@ -148,7 +150,7 @@ class Reading:
         if found:
             yield self._batch(found)
 
-    def _parsed(self, line: bytes, numbers: dict[str, int]) -> Line:
+    def _parsed(self, line: str, numbers: dict[str, int]) -> Line:
         try:
             values = json.loads(line)
             model, p, name, referred = (values[key] for key in ("model", "probabilities", "predicted", "referred"))

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import log_softmax
 
@@ -31,8 +32,8 @@ LEAST = 1e-7  # probabilities below are the same: single precision and six digit
 CELLS = 64
 DRAWS = 1000
 MOST = 20_000  # decisions of a chunk that estimate frequencies; more would not change the third digit
-FALSE_ALARMS = 0.01  # of the test of change, in simulations from validation
-SIMULATIONS = 300
+FALSE_ALARMS = 0.005  # of the test of change, in simulations from validation
+SIMULATIONS = 400
 FEW = 20.0
 MANY = 64  # classes
 
@@ -103,8 +104,12 @@ class Reference:
     def calibrated(self, probabilities: Any) -> Floats:
         """Bias-corrected: a scale and a bias per class, fitted on validation."""
         temperature, scaling = self._calibration
-        scores = np.log(np.maximum(probabilities, LEAST)) / temperature
-        return np.asarray(np.exp(log_softmax(scores @ scaling.matrix + scaling.bias if scaling else scores, axis=1)))
+        found = np.empty(np.shape(probabilities))
+        for start in range(0, len(found), MOST):  # in blocks: a chunk may hold a million rows
+            scores = np.log(np.maximum(probabilities[start : start + MOST], LEAST)) / temperature
+            scores = scores @ scaling.matrix + scaling.bias if scaling else scores
+            found[start : start + MOST] = np.exp(log_softmax(scores, axis=1))
+        return found
 
     @cached_property
     def posteriors(self) -> Floats:
@@ -155,7 +160,7 @@ class Reference:
         return self._limits[size]
 
 
-def features(p: Floats) -> Floats:
+def features(p: NDArray[np.floating]) -> Floats:
     """[n, d]: the likeliest class and the log odds of it, by class; with MANY classes the odds of all together."""
     p = np.asarray(p, np.float64)
     n, k = p.shape
@@ -216,7 +221,7 @@ class Chunk:
     """Decisions of a period and what the reference makes of them."""
 
     reference: Reference
-    probabilities: Floats  # [n, K]
+    probabilities: NDArray[np.floating]  # [n, K]
     predicted: Labels  # [n]
 
     @cached_property
@@ -242,7 +247,8 @@ class Chunk:
     def posteriors(self) -> Floats:
         """[n, K]: for the frequencies of this period."""
         weighted = self._calibrated * (self.frequencies / np.maximum(self.reference.prior, LEAST))
-        return np.asarray(weighted / weighted.sum(1, keepdims=True))
+        weighted /= weighted.sum(1, keepdims=True)
+        return np.asarray(weighted)
 
     def mean_cost(self) -> Estimate:
         """Of a decision; a referred one costs its price for certain."""
@@ -263,8 +269,8 @@ class Chunk:
         raw = here.mean / n
         value = max(raw + off, 0.0)
         grown = max(value / raw, 0.25) if raw > 0 else 1.0
-        chance = _noise(here.rates, values / n, here.variance * grown / n**2)
-        draws = value + chance + _noise(expected.rates, weights * values / m, variance)
+        chance = _noise(here.rates, values / n, here.variance * grown / n**2, seed=0)
+        draws = value + chance + _noise(expected.rates, weights * values / m, variance, seed=1)
         low, high = np.maximum(np.quantile(draws, [0.025, 0.975]), 0.0)
         low, high = min(low, value), max(high, value)  # of a rare count every likely outcome may be zero
         if math.exp(-here.rates[values > 0].sum() * grown) > 0.025:  # no mistake at all is not unlikely
@@ -288,7 +294,7 @@ def _sums(p: Floats, predicted: Labels, values: Floats) -> _Sums:
     return _Sums(float(mean.sum()), float(((p * by_truth**2).sum(1) - mean**2).sum()), rates)
 
 
-def _noise(rates: Floats, values: Floats, variance: float) -> Floats:
+def _noise(rates: Floats, values: Floats, variance: float, seed: int) -> Floats:
     """[DRAWS]: sums of values over Poisson counts, skewed as rare expensive mistakes are, with mean 0 and that variance."""
     cells = np.flatnonzero((rates * values).ravel() > 0)
     if not len(cells) or variance <= 0:
@@ -297,5 +303,5 @@ def _noise(rates: Floats, values: Floats, variance: float) -> Floats:
     groups = np.array_split(cells, min(CELLS, len(cells)))
     rate = np.array([rates.ravel()[group].sum() for group in groups])
     value = np.array([rates.ravel()[group] @ values.ravel()[group] for group in groups]) / rate
-    draws = (np.random.default_rng(0).poisson(rate, (DRAWS, len(rate))) - rate) @ value
+    draws = (np.random.default_rng(seed).poisson(rate, (DRAWS, len(rate))) - rate) @ value
     return np.asarray(draws * math.sqrt(variance / float(rate @ value**2)))

@@ -211,7 +211,7 @@ def _period(
     told = None if truth is None else _truth(found, truth, reference, costs)
     if n < FEWEST:
         return Period(name, first, last, n, referred, truth=told)
-    chunk = Chunk(reference, found.probabilities.astype(np.float64), found.predicted)
+    chunk = Chunk(reference, found.probabilities, found.predicted)
     listed = list(
         dict.fromkeys([(costs.index(y), costs.index(z)) for y, z in bounds.pair] + costs.critical_pairs(PAIRS))
     )

@@ -265,6 +265,29 @@ def speed(_):
     return found
 
 
+def table(record):
+    """The record as the guide shows it."""
+    lines = [
+        "| data | models, accuracy | real cost in the band | width / chance alone | frequencies off by (EM, counts, no estimate) "
+        "| false alarms | damage flagged (points of accuracy lost) |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, row in record["shift"].items():
+        hurt = [
+            f"{each['kind']} {100 * each['flagged']:.1f} % ({100 * each['accuracy_lost']:.1f})"
+            if each["flagged"] is not None
+            else f"{each['kind']} – (at most {100 * each['accuracy_lost']:.1f})"
+            for each in row["damage"]
+        ]
+        away = ", ".join(f"{row[key]:.3f}" for key in ("away_em", "away_bbse", "away_none"))
+        shown = {"mnist": "MNIST", "cifar10": "CIFAR-10 (JPEG)"}.get(name, name)
+        lines.append(
+            f"| {shown} | {row['models']}, {100 * row['accuracy']:.1f} % | {100 * row['covered']:.1f} % | {row['width']:.2f} "
+            f"| {away} | {100 * row['false_alarm']:.1f} % | {', '.join(hurt)} |"
+        )
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     what, *names = sys.argv[1:] or ["shift"]

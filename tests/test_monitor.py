@@ -432,6 +432,17 @@ def test_the_page_opens_and_says_when_not_to_trust_it(folder, classifier, tmp_pa
 # -- the schema, without csada -----------------------------------------------------------------------------
 
 
+def test_the_guide_shows_what_was_measured(monkeypatch):
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    from monitor import table
+
+    assert (
+        table(json.loads((root / "results" / "monitor.json").read_text()))
+        in (root / "docs" / "monitoring.md").read_text()
+    )
+
+
 def test_ten_lines_without_csada_write_a_log(folder, classifier, tmp_path):
     """The documented programs, run as they are, in a process that cannot import csada."""
     shown = (Path(__file__).parents[1] / "docs" / "monitoring.md").read_text()

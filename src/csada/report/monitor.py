@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 SHOWN = 100  # periods in the table
 CHANGED = (
-    "the scores changed in a way that class frequencies do not explain: the estimate is not to be trusted. Label cases"
+    "the scores changed in a way that class frequencies do not explain: the estimate is not to be trusted. "
+    "Label some cases"
 )
 DISTRUST = f"{CHANGED[0].upper()}{CHANGED[1:]}."
 
@@ -126,9 +127,7 @@ def _charts(it: Monitored, judged: list[Period]) -> dict[str, Markup]:
     ratios = [each.change.statistic / each.change.limit for each in judged if each.change is not None]
     change = [line("distance / limit", "after", ratios), Line("limit", "before", ends, [1.0, 1.0], ["limit"] * 2)]
     return {
-        "cost": line_chart(
-            "cost-chart", "Cost per 100 decisions by period", axis, Axis("cost per 100", True), lines, 640
-        ),
+        "cost": line_chart("cost-chart", "Cost per 100 decisions by period", axis, Axis("cost per 100", True), lines),
         "shares": line_chart("shares-chart", "Shares by period", axis, Axis("% of decisions", True), shares),
         "change": line_chart("change-chart", "Change by period", axis, Axis("multiple of the limit", True), change),
     }

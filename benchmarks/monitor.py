@@ -268,7 +268,7 @@ def speed(_):
 def table(record):
     """The record as the guide shows it."""
     lines = [
-        "| data | models, accuracy | real cost in the band | width / chance alone | frequencies off by (EM, counts, no estimate) "
+        "| data | models, accuracy | real cost in the band | width / chance alone | frequencies off by (EM, counts, none) "
         "| false alarms | damage flagged (points of accuracy lost) |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]

@@ -5,10 +5,10 @@
     python benchmarks/monitor.py log       csada predict with and without a log
 
 Each writes its part of results/monitor.json. Class frequencies are drawn from Dirichlet(1), ten times; chunks are drawn from
-test images with replacement. Limits and bands are computed from
-validation. But two choices were made after a look at such runs: the features of the test of change (digits, MNIST), and its nominal rate of false
-alarms, 0.5 % instead of 1 %, since digits had 5.15 % with the latter (CIFAR-10 5.0, MNIST 2.0). Needs MNIST and CIFAR-10 in
-$CSADA_DATA. digits: ten splits of 35, 30 and 35 %, so that no one lucky split decides; each with a small CNN of its own.
+test images with replacement. Limits and bands are computed from validation. But two choices were made after a look at such
+runs: the features of the test of change (digits, MNIST), and its nominal rate of false alarms, 0.5 % instead of 1 %, since
+with the latter digits had 5.15 % (CIFAR-10 5.0, MNIST 2.0). Needs MNIST and CIFAR-10 in $CSADA_DATA. digits: ten splits of
+35, 30 and 35 %, so that no one lucky split decides; each with a small CNN of its own.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_help_lists_every_command_in_the_order_of_use():
     listed = re.findall(r"^│ (\w+) ", shown, re.MULTILINE)
     assert set(listed) == set(get_command(app).commands)
     first = ["init", "data", "costs", "train", "fit", "tune", "compare", "evaluate", "check", "report", "review"]
-    assert listed[:16] == [*first, "predict", "export", "decide", "diff", "demo"]
+    assert listed[:17] == [*first, "predict", "monitor", "export", "decide", "diff", "demo"]
     assert shown.index("export") < shown.index("The paper") < shown.index("demo")
 
 

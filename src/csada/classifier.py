@@ -29,19 +29,21 @@ from torch import Tensor, nn
 
 from csada import data as datasets
 from csada.costs import CostMatrix, name_changes
-from csada.data.augment import VIEWS, Normalization, View, allowed_views
+from csada.data.augment import VIEWS, View, allowed_views
 from csada.data.splits import PARTS, Part, Splits, seen
+from csada.data.stored import Input
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, Rule, argmax
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Evidence, Training, arrays_of, costs_in
 from csada.folders import CONFIG, replaced
+from csada.logbook import Log
+from csada.manifest import ARRAYS, FORMAT, Manifest, complete, deployed, described
 from csada.metrics import REFER, Evaluation
 from csada.models.members import Member, as_network, check_members, check_views
 from csada.models.saved import (
-    SavedMember,
     check_architectures,
-    check_files,
+    fingerprint,
     load_members,
     read_signed,
     read_tensors,
@@ -50,35 +52,15 @@ from csada.models.saved import (
 )
 from csada.reading import plain, sha256, write_json
 from csada.report.card import card
-from csada.sample import Dtype, Sample
 
 if TYPE_CHECKING:
     from csada.shipping.export import Exported
 
-__all__ = ["Classifier", "Input", "Member"]
+__all__ = ["Classifier", "Input", "Member", "deployed", "described"]
 
-FORMAT = 2
-ARRAYS = "arrays.safetensors"
 SHARED = ("input", "classes", "decision", "views", "training", "allowed_views")  # as they are in model.json
 
 Ids = NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Input(Sample):
-    """A sample as it is stored, and how it is normalised."""
-
-    normalization: Normalization = field(default_factory=Normalization)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (n := len(self.normalization.mean)) not in (1, self.shape[0]):
-            raise InputError(f"{n} means and standard deviations for {self.shape[0]} channels or features")
-
-    @classmethod
-    def of(cls, splits: Splits) -> Input:
-        dtype: Dtype = "uint8" if splits.train.x.dtype == torch.uint8 else "float32"
-        return cls(splits.shape, dtype, splits.columns or None, splits.categories, splits.train.normalization)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +229,20 @@ class Classifier:
             decided.criterion,
         )
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of what decides: weights, views, classes, rule and costs. Each line of a log carries it."""
+        return fingerprint(self.members, self.views, self.classes, self.decision, self._costs.values)
+
+    def log(self, path: str | os.PathLike[str], x: Any, ids: Sequence[Any] | None = None) -> NDArray[np.int64]:
+        """Decide as `predict` does, and append the decisions to a log for `csada monitor`; ids: names of the samples."""
+        if ids is not None and len(ids) != len(x):
+            raise InputError(f"{len(ids)} ids for {len(x)} samples; give one per sample")
+        chosen, *_, refer = (decided := self.decide(x))[:4]
+        with Log(path, self.fingerprint, self.classes) as log:
+            log.write(decided, [row.tobytes() for row in torch.as_tensor(x).cpu().numpy()], ids)
+        return np.where(refer, REFER, chosen)
+
     def evaluate(
         self,
         data: Splits | str | os.PathLike[str] | tuple[Any, Any],
@@ -368,7 +364,7 @@ class Classifier:
         check_architectures(self.members, len(self.classes))
         outdated: list[str] = []
         with suppress(InputError):  # no model there yet, or none that can be read
-            outdated = [member.file for member in read_signed(Path(folder), _Manifest, FORMAT).members]
+            outdated = [member.file for member in read_signed(Path(folder), Manifest, FORMAT).members]
         arrays: dict[str, Any] = {"trained_on": self.trained_on}
         if self.costs is not None:
             arrays |= arrays_of(self.costs)
@@ -379,7 +375,7 @@ class Classifier:
             (new / ARRAYS).write_bytes(content)
             members, facts = save_members(self.members, new), {name: getattr(self, name) for name in SHARED}
             evidence = None if self.evidence is None else replace(self.evidence, arrays={})
-            made = _Manifest(FORMAT, members, evidence=evidence, arrays=sha256(content), **facts)
+            made = Manifest(FORMAT, members, evidence=evidence, arrays=sha256(content), **facts)
             manifest: dict[str, Any] = plain(made)
             write_json(new / CONFIG, manifest | {"sha256": signature(manifest)})
             if self.costs is not None:
@@ -395,12 +391,12 @@ class Classifier:
     ) -> Classifier:
         """trust=True lets the folder name a factory of its own, which is code that runs."""
         folder = Path(folder)
-        manifest = read_signed(folder, _Manifest, FORMAT)
+        manifest = read_signed(folder, Manifest, FORMAT)
         arrays = read_tensors(folder / ARRAYS, manifest.arrays, load_arrays)
         members = load_members(manifest.members, folder, len(manifest.classes), device, trust)
         where, facts = str(folder / CONFIG), {name: getattr(manifest, name) for name in SHARED}
         try:
-            evidence = _complete(manifest.evidence, arrays)
+            evidence = complete(manifest.evidence, arrays)
             costs = costs_in(arrays, manifest.classes) if "costs" in arrays else None
             trained_on = arrays.get("trained_on", np.empty(0, np.uint64))
             return cls(members, costs=costs, trained_on=trained_on, evidence=evidence, **facts)
@@ -412,38 +408,5 @@ class Classifier:
         from csada.shipping.export import export
 
         card: dict[str, Any] = {"data": self.training.data, "model": self.training.model} if self.training else {}
-        card |= {"members": self.facts(), "views": list(self.views)}
+        card |= {"members": self.facts(), "views": list(self.views), "fingerprint": self.fingerprint}
         return export(self.network, self.input, self.input.normalization, self.rule, path, dtype, card)
-
-
-def described(folder: str | os.PathLike[str]) -> tuple[Training | None, Evidence | None]:
-    """How a saved classifier was trained and what is known about it, without reading or building its network."""
-    manifest = read_signed(folder := Path(folder), _Manifest, FORMAT)
-    arrays = read_tensors(folder / ARRAYS, manifest.arrays, load_arrays) if manifest.evidence else {}
-    try:
-        return manifest.training, _complete(manifest.evidence, arrays)
-    except InputError as error:
-        raise InputError(f"{folder}: {error}; fit the model again") from None
-
-
-def _complete(evidence: Evidence | None, arrays: Mapping[str, Any]) -> Evidence | None:
-    return evidence and replace(evidence, arrays={k: v for k, v in arrays.items() if k != "trained_on"})
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    """model.json"""
-
-    format: int
-    members: tuple[SavedMember, ...]
-    views: tuple[View, ...]
-    input: Input
-    classes: tuple[str, ...]
-    decision: Decision
-    training: Training | None
-    evidence: Evidence | None
-    arrays: str  # the hash of that file
-    allowed_views: tuple[View, ...] = ("identity",)
-
-    def __post_init__(self) -> None:
-        check_files(self.members)

@@ -16,6 +16,7 @@ from csada.cli import (  # noqa: F401 - each adds its commands
     diff,
     evaluate,
     fit,
+    monitor,
     paper,
     project,
     review,

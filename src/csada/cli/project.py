@@ -28,6 +28,7 @@ TAKE = (
     "review",
     "export",
     "predict",
+    "monitor",
 )  # a model that fit or tune made: their first argument
 NAMES = ("data", "costs", "pretrained")  # text that may be a path
 STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
@@ -56,6 +57,7 @@ PANELS = {  # of csada --help, with the commands in the order in which a user ne
         "report",
         "review",
         "predict",
+        "monitor",
         "export",
         "decide",
         "diff",

@@ -62,6 +62,7 @@ def predict(
     every: Annotated[
         bool, Option("--all", help="Also probability, expected cost and criterion of each class.")
     ] = False,
+    log: Annotated[Path | None, Option(help="Append each decision to this file, for csada monitor.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Samples decided at once.")] = 64,
     trust: cli.Trust = False,
     device: Annotated[str | None, Option(metavar="cpu|cuda", help="By default a GPU if there is one.")] = None,
@@ -78,12 +79,13 @@ def predict(
         raise InputError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     if out is not None and out.is_dir():
         raise InputError(f"{out} is a folder; name the file to write, such as {out / f'decisions.{form}'}")
-    from csada.workflow.predict import files, open_model
+    from csada.workflow.predict import files, open_log, open_model
     from csada.workflow.predict import predict as rows_of
 
     opened = open_model(model, device, trust=trust)
     unknown: Counter[str] = Counter()
-    rows = rows_of(opened, inputs, batch_size, every, unknown)
+    logged = None if log is None else open_log(log, opened)
+    rows = rows_of(opened, inputs, batch_size, every, unknown, logged)
     name, *_ = columns = opened.columns(every)
     total = 0 if out is None or opened.input.is_row else sum(1 for _ in files(inputs))
     done = failed = 0
@@ -91,7 +93,11 @@ def predict(
     def shown(text: str) -> str:
         return cell(printable(text) if out is None and sys.stdout.isatty() else text)
 
-    with _output(out) as stream, cli.progress("predicting") if total else nullcontext() as update:
+    with (
+        _output(out) as stream,
+        logged or nullcontext(),
+        cli.progress("predicting") if total else nullcontext() as update,
+    ):
         table = csv.DictWriter(stream, columns, lineterminator="\n")
         if form == "csv":
             table.writerow(dict(zip(columns, map(shown, columns), strict=True)))

@@ -18,7 +18,7 @@ from csada.models import weights
 from csada.models.factories import rebuild, sketch
 from csada.models.members import Member, check_numbers
 from csada.models.weights import WEIGHTS, misfits
-from csada.reading import build, parse_json, read_bytes, read_text, sha256
+from csada.reading import build, parse_json, plain, read_bytes, read_text, sha256
 
 T = TypeVar("T")
 
@@ -67,10 +67,17 @@ def save_members(members: Sequence[Member], folder: Path) -> tuple[SavedMember, 
     saved = []
     for i, member in enumerate(members):
         assert member.architecture is not None  # as checked
-        weights.save(member.model, file := folder / file_of(i))
-        own = dict(member.arguments)
-        saved.append(SavedMember(member.architecture, own, file.name, sha256(file), member.temperature, member.weight))
+        (folder / file_of(i)).write_bytes(content := weights.as_bytes(member.model))
+        own, digest = dict(member.arguments), sha256(content)
+        saved.append(SavedMember(member.architecture, own, file_of(i), digest, member.temperature, member.weight))
     return tuple(saved)
+
+
+def fingerprint(members: Sequence[Member | SavedMember], *more: Any) -> str:
+    """16 hexadecimal digits of what decides: weights, what they are multiplied with, and `more`."""
+    hashes = [m.sha256 if isinstance(m, SavedMember) else sha256(weights.as_bytes(m.model)) for m in members]
+    facts = [(digest, m.temperature, m.weight) for digest, m in zip(hashes, members, strict=True)]
+    return sha256(json.dumps(plain([facts, *more])).encode())[:16]
 
 
 def load_members(

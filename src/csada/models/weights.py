@@ -85,10 +85,10 @@ def read(path: Path) -> dict[str, Tensor]:
     return dict(state)
 
 
-def save(model: nn.Module, path: Path) -> None:
-    """Every parameter and buffer, as one safetensors file."""
+def as_bytes(model: nn.Module) -> bytes:
+    """Every parameter and buffer, as one safetensors file holds them."""
     state = model.state_dict().items()
-    path.write_bytes(save_tensors({k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in state}))
+    return save_tensors({k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in state})
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], source: str | os.PathLike[str]) -> None:

@@ -30,7 +30,7 @@ class Line(NamedTuple):
     x: Iterable[float]
     y: Iterable[float]
     hover: Sequence[str]
-    shape: str = "line"  # disc, diamond: single marks
+    shape: str = "line"  # disc, diamond: single marks; band: an area, x and y going round it
 
 
 class Axis(NamedTuple):
@@ -80,6 +80,10 @@ def line_chart(name: str, title: str, x_axis: Axis, y_axis: Axis, lines: Sequenc
     body.append(_axis_labels((left + right) / 2, bottom + 40, x_axis.label, (top + bottom) / 2, y_axis.label))
     for line in lines:
         points = [(at_x(x), at_y(y)) for x, y in zip(line.x, line.y, strict=True)]
+        if line.shape == "band":
+            around = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            body.append(Markup('<polygon class="band {}" points="{}"/>').format(line.kind, around))
+            continue
         if line.shape != "line":
             body += [
                 _shape(line.kind, line.shape, *point, told) for point, told in zip(points, line.hover, strict=True)
@@ -203,6 +207,8 @@ def _shape(kind: str, shape: str, x: float, y: float, hover: str = "") -> Markup
     title = Markup("<title>{}</title>").format(hover) if hover else ""
     if shape == "line":
         return Markup('<path class="line {}" d="M{:g} {:g}h20"/>').format(kind, x - 10, y)
+    if shape == "band":
+        return Markup('<path class="band {}" d="M{:g} {:g}h20v10h-20z"/>').format(kind, x - 10, y - 5)
     if shape == "disc":
         return Markup('<circle class="disc {}" cx="{:.1f}" cy="{:.1f}" r="4.5">{}</circle>').format(kind, x, y, title)
     return Markup('<path class="diamond {}" d="M{:.1f} {:.1f}l8 8l-8 8l-8 -8z">{}</path>').format(kind, x, y - 8, title)

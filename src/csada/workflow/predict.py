@@ -23,6 +23,7 @@ from PIL import UnidentifiedImageError
 from csada.bounds import most
 from csada.errors import InputError
 from csada.files import read_bytes
+from csada.logbook import Log
 from csada.pixels import MODES, SUFFIXES, square
 from csada.rows import decimal_sign, encoded, number_or_nan, read_rows
 from csada.rows import unknown as unknown_words
@@ -33,7 +34,8 @@ DEVICES = ("cpu", "cuda")
 
 Array = NDArray[Any]
 Prediction = dict[str, Any]
-Source = Iterator[tuple[str | int, Callable[[], Array]]]  # a sample's name, and how it is read
+Read = tuple[Array, bytes]  # a sample, and the content that it was made from
+Source = Iterator[tuple[str | int, Callable[[], Read]]]  # a sample's name, and how it is read
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Model:
     classes: tuple[str, ...]
     input: Sample
     decide: Decide
+    fingerprint: str
 
     def columns(self, every: bool = False) -> list[str]:
         """What `predict` says of a sample, in this order; `error` instead of the others where it cannot be read."""
@@ -62,13 +65,14 @@ def open_model(path: str | os.PathLike[str], device: str | None = None, *, trust
     if path.is_dir():
         return _saved(path, device, trust)
     about, decide = open_onnx(path, None if device is None else device == "cuda")
-    return Model(about.classes, about.input, decide)
+    return Model(about.classes, about.input, decide, str(about.card.get("fingerprint", "")))
 
 
 def _saved(path: Path, device: str | None, trust: bool) -> Model:
     import torch
 
     from csada.classifier import Classifier
+    from csada.manifest import deployed
 
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("PyTorch finds no GPU; leave out --device, or set it to cpu")
@@ -78,6 +82,7 @@ def _saved(path: Path, device: str | None, trust: bool) -> Model:
         classifier.classes,
         classifier.input,
         lambda x, words=None: classifier.decide(x if words is None else encoded(x, words, known)),
+        deployed(path).fingerprint,
     )
 
 
@@ -87,13 +92,14 @@ def predict(
     batch_size: int = 64,
     every: bool = False,
     unknown: Counter[str] | None = None,
+    log: Log | None = None,
 ) -> Iterator[Prediction]:
     """A row for every image in `inputs` (files, and folders of them), or for every row of a CSV file, in order.
 
     Probability and expected cost are those of the decision. A sample that cannot be read becomes a row with its name and an
     `error`. every: also those of each class, and the criterion of which the decision has least (the expected cost where
     the rule's strength is 1).
-    unknown: counts, by column, the words of a table that training did not have.
+    unknown: counts, by column, the words of a table that training did not have. log: has each decision before its row comes.
     """
     paths = [Path(path) for path in inputs]
     for path in paths:
@@ -102,16 +108,27 @@ def predict(
                 f"{path} does not exist; give {'a CSV file' if model.input.is_row else 'images or folders'}"
             )
     source = _table(paths, model.input) if model.input.is_row else _images(paths, model.input)
-    return _predict(model, source, batch_size, every, Counter() if unknown is None else unknown)
+    return _predict(model, source, batch_size, every, Counter() if unknown is None else unknown, log)
 
 
-def _predict(model: Model, source: Source, batch_size: int, every: bool, unknown: Counter[str]) -> Iterator[Prediction]:
+def open_log(path: Path, model: Model) -> Log:
+    if not model.fingerprint:
+        raise InputError("the model's file has no fingerprint, by which a log knows its model; export the model again")
+    return Log(path, model.fingerprint, model.classes)
+
+
+def _predict(
+    model: Model, source: Source, batch_size: int, every: bool, unknown: Counter[str], log: Log | None
+) -> Iterator[Prediction]:
     name, *fields = model.columns(every)[:-1]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
         while chunk := list(islice(source, batch_size)):
             samples = list(pool.map(_read, (read for _, read in chunk)))
             good = [x for x in samples if not isinstance(x, str)]
-            decided = zip(*model.decide(*_arrays(good, model.input, unknown)), strict=True) if good else iter(())
+            found = model.decide(*_arrays([x for x, _ in good], model.input, unknown)) if good else ()
+            if log is not None and good:
+                log.write(found, [content for _, content in good])
+            decided = zip(*found, strict=True)
             for (which, _), sample in zip(chunk, samples, strict=True):
                 if isinstance(sample, str):
                     yield {name: which, "error": sample}
@@ -134,7 +151,7 @@ def _arrays(samples: Sequence[Array], given: Sample, unknown: Counter[str]) -> t
     return numbers.astype(given.dtype), words
 
 
-def _read(read: Callable[[], Array]) -> Array | str:
+def _read(read: Callable[[], Read]) -> Read | str:
     """The sample, or why there is none."""
     try:
         return read()
@@ -178,8 +195,9 @@ def _images(paths: Sequence[Path], given: Sample) -> Source:
     return ((str(path), partial(_pixels, path, width, channels)) for path in files(paths))
 
 
-def _pixels(path: Path, size: int, channels: int) -> Array:
-    return square(read_bytes(path, most("image")), size, channels)
+def _pixels(path: Path, size: int, channels: int) -> Read:
+    content = read_bytes(path, most("image"))
+    return square(content, size, channels), content
 
 
 def _table(paths: Sequence[Path], given: Sample) -> Source:
@@ -203,9 +221,9 @@ def _table(paths: Sequence[Path], given: Sample) -> Source:
 
 def _cells(
     places: Mapping[str, int], words: Sequence[str], width: int, decimal: str, line: int, row: Sequence[str]
-) -> Array:
+) -> Read:
     if len(row) != width:
         raise ValueError(f"line {line} has {len(row)} values; the header has {width} columns")
     cells = {name: row[place] for name, place in places.items()}
     found = [cell if name in words else number_or_nan(line, name, cell, decimal) for name, cell in cells.items()]
-    return np.array(found, object if words else float)
+    return np.array(found, object if words else float), ",".join(cells.values()).encode()

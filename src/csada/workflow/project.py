@@ -310,4 +310,8 @@ out = "model.onnx"
 
 [predict]
 model = "model"
+
+[monitor]  # what decisions logged by csada predict --log cost
+model = "model"
+log = "decisions.jsonl"
 """

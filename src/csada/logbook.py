@@ -1,0 +1,188 @@
+"""The log of decisions: one JSON object per line, appended by any number of programs (docs/monitoring.md has the schema).
+
+A batch is written under a lock and in one piece. When `write` returns, the operating system has it: a program that is killed
+later loses nothing. One that is killed while it writes leaves half a line at most, and the next one starts a new line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csada.errors import InputError, RunError
+from csada.files import StrPath, regular
+
+Array = NDArray[Any]
+Key = tuple[str | None, str | None]  # input and id
+Line = tuple[float, list[float], int, bool, Key]
+
+TOGETHER = 10_000  # lines read at once
+SKEW = 60.0  # seconds by which the clocks of several writers may differ
+OFF = 2e-3  # by which a sum of probabilities may differ from one
+LONGEST = 1 << 20  # characters of a line
+
+
+class Log:
+    """Open for appending; `with Log(...) as log`."""
+
+    def __init__(self, path: StrPath, model: str, classes: Sequence[str]) -> None:
+        """model: the fingerprint that every line carries."""
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                regular(self.path)
+            self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}; give another file for the log") from None
+        self.names = [json.dumps(name) for name in classes]
+        self.row = f"[{','.join(['%.6g'] * len(classes))}]"
+        self.model = json.dumps(model)
+
+    def write(self, decided: Sequence[Any], contents: Sequence[bytes], ids: Sequence[Any] | None = None) -> None:
+        """decided: what `Classifier.decide` says of a batch. contents: to hash. Scores that are no numbers get no line."""
+        chosen, _, costs, refer, probabilities, *_ = (np.asarray(each).tolist() for each in decided)
+        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        lines = [
+            f'{{"time":"{time}",{f"{chr(34)}id{chr(34)}:{json.dumps(str(ids[i]))}," if ids is not None else ""}'
+            f'"input":"{sha256(contents[i]).hexdigest()}","probabilities":{self.row % tuple(p)},"predicted":{self.names[k]},'
+            f'"expected_cost":{cost:.6g},"referred":{"true" if referred else "false"},"model":{self.model}}}\n'
+            for i, (k, cost, referred, p) in enumerate(zip(chosen, costs, refer, probabilities, strict=True))
+            if math.isfinite(cost)
+        ]
+        self.append("".join(lines).encode())
+
+    def append(self, text: bytes) -> None:
+        """Whole lines, after a line that a killed program left half written."""
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        try:
+            end = os.fstat(self.file).st_size
+            text = b"\n" * (end > 0 and os.pread(self.file, 1, end - 1) != b"\n") + text
+            while text:
+                text = text[os.write(self.file, text) :]
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be written: {error.strerror}; decisions are not logged") from None
+        finally:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.file)
+
+
+class Decisions(NamedTuple):
+    """Lines of one model's log, in the order of the file."""
+
+    time: Array  # [n] float64: seconds since 1970
+    probabilities: Array  # [n, K] float32
+    predicted: Array  # [n]: the number of a class, also where a person decided
+    referred: Array  # [n] bool: whether one did
+    keys: list[Key]  # [n], or none where nobody asks for them
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def part(self, which: Any) -> Decisions:
+        """By a slice, or by [n] bool."""
+        keys = self.keys if not self.keys else [self.keys[i] for i in np.arange(len(self.keys))[which]]
+        time, p, predicted, referred, _ = self
+        return Decisions(time[which], p[which], predicted[which], referred[which], keys)
+
+    @classmethod
+    def none(cls) -> Decisions:
+        return cls(np.empty(0), np.empty((0, 0), np.float32), np.empty(0, np.int64), np.empty(0, bool), [])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Decisions]) -> Decisions:
+        time, p, predicted, referred, keys = zip(*parts, strict=True)
+        together, joined = np.concatenate, [k for each in keys for k in each]
+        return cls(together(time), together(p), together(predicted), together(referred), joined)
+
+
+@dataclass
+class Reading:
+    """Reads a log once, in batches, and counts what it leaves out and why."""
+
+    path: Path
+    model: str
+    classes: Sequence[str]
+    keys: bool = False  # whether inputs and ids are kept
+    lines: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)  # fingerprints of other models
+    backwards: int = 0  # lines more than SKEW earlier than one before them
+    latest: float = 0.0
+
+    def batches(self) -> Iterator[Decisions]:
+        numbers = {name: i for i, name in enumerate(self.classes)}
+        found: list[Line] = []
+        try:
+            with regular(self.path).open(
+                encoding="utf-8", errors="replace"
+            ) as file:  # a name that is no UTF-8 is unknown
+                while line := file.readline(LONGEST):
+                    if line.isspace():
+                        continue
+                    self.lines += 1
+                    try:
+                        found.append(self._parsed(line, numbers))
+                    except _Skipped as why:
+                        self.skipped[str(why)] += 1
+                        continue
+                    if len(found) == TOGETHER:
+                        yield self._batch(found)
+                        found = []
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error.strerror}") from None
+        if found:
+            yield self._batch(found)
+
+    def _parsed(self, line: str, numbers: dict[str, int]) -> Line:
+        try:
+            values = json.loads(line)
+            model, p, name, referred = (values[key] for key in ("model", "probabilities", "predicted", "referred"))
+            told = datetime.fromisoformat(values["time"])
+            moment = (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+            named, own = values.get("input"), values.get("id")
+            key = None if named is None else str(named), None if own is None else str(own)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            raise _Skipped("not a line of the schema (half written or damaged)") from None
+        if model != self.model:
+            self.others[str(model)[:32]] += 1
+            raise _Skipped("of another model")
+        if not isinstance(name, str) or name not in numbers:
+            raise _Skipped("of a class that the model does not have")
+        try:
+            if len(p) != len(numbers) or not (min(p) >= 0 and abs(sum(p) - 1) <= OFF):
+                raise _Skipped("with probabilities that do not sum to one, or not one per class")
+        except TypeError:
+            raise _Skipped("with probabilities that are no numbers") from None
+        if not isinstance(referred, bool):
+            raise _Skipped("that do not say whether the case was referred")
+        self.backwards += moment < self.latest - SKEW
+        self.latest = max(self.latest, moment)
+        return moment, p, numbers[name], referred, key
+
+    def _batch(self, found: list[Line]) -> Decisions:
+        time, p, predicted, referred, keys = zip(*found, strict=True)
+        kept = list(keys) if self.keys else []
+        decided = np.array(predicted, np.int64), np.array(referred, bool)
+        return Decisions(np.array(time), np.array(p, np.float32), *decided, kept)
+
+
+class _Skipped(Exception):
+    """Why a line is left out."""

@@ -1,0 +1,332 @@
+"""What a log of decisions says about a deployed classifier: period by period, without labels, and with those that came late."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from csada.costs import CostMatrix, did_you_mean
+from csada.decisions.calibration import FEWEST
+from csada.decisions.shift import Change, Chunk, Estimate, Reference
+from csada.errors import InputError
+from csada.evidence import side_of
+from csada.files import write_text
+from csada.logbook import SKEW, Decisions, Reading
+from csada.manifest import Deployed, deployed
+from csada.metrics import REFER, Evaluation, Interval
+from csada.report.monitor import CHANGED
+from csada.workflow.late import Labelled, Late, Offer
+
+PAIRS = 5
+DAYS = {"day": 1, "week": 7}
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What raises an alarm. A pair or a cost does so when its whole 95 % band is above the bound."""
+
+    pair: Mapping[tuple[str, str], float]  # (truth, predicted): of the cases of that class
+    cost_rise: float | None = None  # against validation: 0.5 is half as much again
+    frequency_change: float | None = None  # the share of cases whose class would have to change
+    change: bool = True  # beyond frequencies
+
+
+@dataclass(frozen=True)
+class PairCount:
+    truth: str
+    predicted: str
+    cost: float
+    expected: float
+    low: float
+    high: float
+    rate: float  # of the cases of that class
+    rate_low: float
+    counted: int | None = None  # among the decisions whose label came
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the labels that came say."""
+
+    labelled: int
+    accuracy: float
+    mean_cost: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Period:
+    name: str
+    first: str  # moments
+    last: str
+    decisions: int
+    referred: int = 0
+    cost: Estimate | None = None  # of a decision; None: too few decisions
+    pairs: tuple[PairCount, ...] = ()
+    frequencies: tuple[float, ...] = ()
+    frequencies_by_counts: tuple[float, ...] = ()
+    moved: float = 0.0  # total variation from validation's frequencies
+    change: Change | None = None
+    truth: Truth | None = None
+    alarms: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        return self.change is not None and not self.change.found
+
+
+@dataclass(frozen=True)
+class Monitored:
+    model: str
+    fingerprint: str
+    log: str
+    classes: tuple[str, ...]
+    validation_cost: float
+    validation_frequencies: tuple[float, ...]
+    lines: int
+    skipped: dict[str, int]
+    notes: tuple[str, ...]
+    periods: tuple[Period, ...]
+    offer: Offer | None = None
+
+    @property
+    def newest(self) -> Period | None:
+        """The last period with enough decisions; its alarms count."""
+        return next((period for period in reversed(self.periods) if period.cost is not None), None)
+
+
+def monitor(
+    folder: str | os.PathLike[str],
+    log: str | os.PathLike[str],
+    every: str = "1000",
+    bounds: Bounds | None = None,
+    labels: str | os.PathLike[str] | None = None,
+) -> Monitored:
+    """every: day, week or a number of decisions. labels: a CSV file with the columns `input` or `id`, and `label`."""
+    if every not in DAYS and not (every.isdecimal() and int(every) >= FEWEST):
+        raise InputError(f"--every is {every!r}; give day, week or a number of decisions, {FEWEST} or more")
+    known = deployed(folder)
+    reference, bounds = _reference(folder, known), bounds or Bounds({})
+    for name in (name for pair in bounds.pair for name in pair):
+        if name not in known.classes:
+            raise InputError(f"a bound on a pair names the unknown class {name!r}{did_you_mean(name, known.classes)}")
+    late = None if labels is None else Late.read(Path(labels), known.classes)
+    reading = Reading(Path(log), known.fingerprint, known.classes, keys=late is not None)
+    sizes = _by_count(reading.batches(), int(every)) if every.isdecimal() else _by_days(reading.batches(), DAYS[every])
+    assert known.evidence is not None  # else there is no reference
+    costs = known.evidence.costs
+    periods, offered = [], Labelled()
+    for name, found in sizes:
+        if costs.referral_cost is not None:
+            found = found._replace(predicted=np.where(found.referred, REFER, found.predicted))
+        truth = None if late is None else late.of(found)
+        if truth is not None:
+            offered.add(found, truth)
+        periods.append(_period(name, found, reference, costs, bounds, truth))
+    _refuse_empty(reading, folder)
+    return Monitored(
+        os.fspath(folder),
+        known.fingerprint,
+        os.fspath(log),
+        known.classes,
+        float(_paid(reference.truth, reference.predicted, reference).mean()),
+        tuple(reference.frequencies.tolist()),
+        reading.lines,
+        dict(reading.skipped),
+        (*_notes(reading), *_unpriced(costs, periods), *(late.notes() if late else ())),
+        tuple(periods),
+        offered.offer(),
+    )
+
+
+def _reference(folder: str | os.PathLike[str], known: Deployed) -> Reference:
+    """The validation samples that the folder keeps, decided as the saved classifier decides."""
+    evidence, decision = known.evidence, known.decision
+    if evidence is None:
+        raise InputError(
+            f"{folder} holds no validation scores, which decisions are compared with; run csada fit (--epochs 0 is enough)"
+        )
+    logits = evidence.logits(side_of(evidence.chosen), "validation")
+    automatic, price = decision.automatic(evidence.costs), evidence.costs.referral_cost
+    rule = automatic if price is None else decision.rule(evidence.costs)
+    predicted, labels = np.asarray(rule(logits)), evidence.labels("validation")
+    return Reference(automatic.probabilities(logits), labels, predicted, evidence.costs.values, price or 0.0)
+
+
+def _paid(truth: Array, predicted: Array, reference: Reference) -> Array:
+    return np.where(predicted == REFER, reference.referral_cost, reference.costs[truth, predicted])
+
+
+# -- periods ----------------------------------------------------------------------------------------
+
+
+def _by_count(batches: Iterator[Decisions], size: int) -> Iterator[tuple[str, Decisions]]:
+    """In the order of the file; only the decisions of one period are held."""
+    held, first = Decisions.none(), 1
+    for batch in batches:
+        held = Decisions.joined([held, batch]) if len(held) else batch
+        while len(held) >= size:
+            yield f"{first:,} to {first + size - 1:,}", held.part(slice(0, size))
+            held, first = held.part(slice(size, None)), first + size
+    if len(held):
+        yield f"{first:,} to {first + len(held) - 1:,}", held
+
+
+def _by_days(batches: Iterator[Decisions], days: int) -> Iterator[tuple[str, Decisions]]:
+    """By the time of the decisions in UTC, whatever their order; weeks start on Monday. Days without any are one period."""
+    groups: dict[int, list[Decisions]] = {}
+    monday = 3 if days == 7 else 0  # 1 January 1970 was a Thursday
+    for batch in batches:
+        numbers = (np.floor(batch.time / 86400).astype(np.int64) + monday) // days
+        for number in np.unique(numbers):
+            groups.setdefault(int(number), []).append(batch.part(numbers == number))
+
+    def day(number: int) -> date:
+        return date(1970, 1, 1) + timedelta(days=number * days - monday)
+
+    before = None
+    for number in sorted(groups):
+        if before is not None and number > before + 1:
+            last = day(number) - timedelta(days=1)
+            yield f"{day(before + 1)} to {last}" if last > day(before + 1) else f"{last}", Decisions.none()
+        before = number
+        yield f"{'week of ' * (days == 7)}{day(number)}", Decisions.joined(groups.pop(number))
+
+
+def _period(
+    name: str, found: Decisions, reference: Reference, costs: CostMatrix, bounds: Bounds, truth: Array | None
+) -> Period:
+    n, referred = len(found), int(found.referred.sum())
+    if n == 0:
+        return Period(name, "", "", 0)
+    first, last = (_moment(each) for each in (found.time.min(), found.time.max()))
+    told = None if truth is None else _truth(found, truth, costs)
+    if n < FEWEST:
+        return Period(name, first, last, n, referred, truth=told)
+    chunk = Chunk(reference, found.probabilities, found.predicted)
+    listed = list(
+        dict.fromkeys([(costs.index(y), costs.index(z)) for y, z in bounds.pair] + costs.critical_pairs(PAIRS))
+    )
+    pairs = tuple(_pair(chunk, costs, y, z, found, truth) for y, z in listed)
+    made = Period(
+        name,
+        first,
+        last,
+        n,
+        referred,
+        chunk.mean_cost(),
+        pairs,
+        tuple(chunk.frequencies.tolist()),
+        tuple(chunk.frequencies_by_counts.tolist()),
+        float(np.abs(chunk.frequencies - reference.frequencies).sum() / 2),
+        chunk.change,
+        told,
+    )
+    usual = float(_paid(reference.truth, reference.predicted, reference).mean())
+    return replace(made, alarms=tuple(_alarms(made, bounds, usual)))
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _pair(chunk: Chunk, costs: CostMatrix, y: int, z: int, found: Decisions, truth: Array | None) -> PairCount:
+    only = np.zeros(costs.values.shape)
+    only[y, z] = 1.0
+    n, (value, (low, high), _) = len(found), chunk.estimate(only)
+    cases = max(float(chunk.frequencies[y]) * n, 1.0)
+    counted = None if truth is None else int(((truth == y) & (found.predicted == z)).sum())
+    rates = min(value * n / cases, 1.0), min(low * n / cases, 1.0)
+    names = costs.classes[y], costs.classes[z]
+    return PairCount(*names, float(costs.values[y, z]), value * n, low * n, high * n, *rates, counted)
+
+
+def _truth(found: Decisions, truth: Array, costs: CostMatrix) -> Truth | None:
+    told = truth >= 0
+    if not told.any():
+        return None
+    e = Evaluation.of(truth[told], found.predicted[told], costs)
+    return Truth(int(told.sum()), e.accuracy, e.mean_cost, e.interval("mean_cost"))
+
+
+def _alarms(period: Period, bounds: Bounds, usual: float) -> Iterator[str]:
+    assert period.cost is not None and period.change is not None
+    if bounds.change and period.change.found:
+        yield CHANGED
+    if bounds.cost_rise is not None and period.cost.band.low > usual * (1 + bounds.cost_rise):
+        yield (
+            f"the cost per 100 decisions, {100 * period.cost.value:.2f} (at least {100 * period.cost.band.low:.2f}), is "
+            f"above {100 * usual * (1 + bounds.cost_rise):.2f}: validation's {100 * usual:.2f} and the allowed rise"
+        )
+    if bounds.frequency_change is not None and period.moved > bounds.frequency_change:
+        yield (
+            f"class frequencies moved by {100 * period.moved:.1f} % of the cases; {100 * bounds.frequency_change:g} % is "
+            "the bound"
+        )
+    for pair in period.pairs:
+        bound = bounds.pair.get((pair.truth, pair.predicted))
+        if bound is not None and pair.rate_low > bound:
+            yield (
+                f"{pair.truth} labelled as {pair.predicted}: {100 * pair.rate:.2f} % of the cases of {pair.truth} (at least "
+                f"{100 * pair.rate_low:.2f} %); {100 * bound:g} % is the bound"
+            )
+
+
+# -- what is odd about the files ----------------------------------------------------------------------
+
+
+def _refuse_empty(reading: Reading, folder: Any) -> None:
+    if not reading.lines:
+        raise InputError(f"{reading.path} holds no decisions; csada predict --log writes them")
+    if sum(reading.skipped.values()) == reading.lines:
+        why = ", ".join(f"{count:,} {reason}" for reason, count in reading.skipped.items())
+        others = f" ({', '.join(list(reading.others)[:3])})" if reading.others else ""
+        raise InputError(
+            f"none of the {reading.lines:,} lines of {reading.path} can be used for {folder} ({reading.model}): {why}{others}"
+        )
+
+
+def _notes(reading: Reading) -> Iterator[str]:
+    for reason, count in reading.skipped.items():
+        which = f" ({', '.join(list(reading.others)[:3])})" if reason == "of another model" else ""
+        yield f"left out {count:,} of {reading.lines:,} lines: {reason}{which}"
+    if reading.backwards:
+        yield (
+            f"{reading.backwards:,} lines are more than {SKEW:g} s earlier than a line before them: check the writers' clocks; "
+            "days and weeks go by the time that a line says, numbers of decisions by the order of the file"
+        )
+
+
+def _unpriced(costs: CostMatrix, periods: Sequence[Period]) -> Iterator[str]:
+    if costs.referral_cost is None and (referred := sum(period.referred for period in periods)):
+        yield (
+            f"what it costs to leave a case to a person is not given: {referred:,} referred cases count as if they had been "
+            "decided automatically"
+        )
+
+
+def suggest_priors(found: Monitored, path: Path) -> Path:
+    """class,frequency of the newest period, for csada fit --priors."""
+    newest = found.newest
+    if newest is None or not newest.trusted:
+        why = (
+            "no period has enough decisions"
+            if newest is None
+            else f"{newest.name}: more changed than class frequencies"
+        )
+        raise InputError(f"no frequencies are written to {path}: {why}")
+    text = io.StringIO()
+    rows = zip(found.classes, (f"{share:.6f}" for share in newest.frequencies), strict=True)
+    csv.writer(text, lineterminator="\n").writerows([("class", "frequency"), *rows])
+    return write_text(path, text.getvalue())

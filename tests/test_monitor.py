@@ -1,0 +1,467 @@
+"""A log of decisions, and what `csada monitor` makes of it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from browser import chromium
+from made import made_evidence
+from test_cli import inside, refused
+
+import csada
+from csada.decisions import choose
+from csada.decisions.shift import Chunk, Reference, bbse_frequencies, em_frequencies
+from csada.logbook import Log, Reading
+from csada.manifest import deployed
+from csada.report.monitor import page
+from csada.workflow.late import recalibrate
+from csada.workflow.monitor import Bounds, monitor
+
+CLASSES = ("ants", "<b>bees</b>", "crabs", "dogs")
+K, SURE = len(CLASSES), 3.0
+COSTS = csada.CostMatrix(np.array([[0, 1, 2, 20], [1, 0, 5, 1], [3, 1, 0, 1], [8, 1, 1, 0]], float), CLASSES)
+
+
+def cases(seed, n, frequencies=None, sure=SURE):
+    """Points around the corners of a simplex, and their classes."""
+    draw = np.random.default_rng(seed)
+    y = draw.choice(K, n, p=frequencies)
+    return (draw.normal(size=(n, K)) + sure * np.eye(K)[y]).astype(np.float32), y
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A linear classifier of those points, which is the best one, with the evidence that `csada fit` leaves."""
+    x, y = cases(0, 1500)
+    network = csada.models.create("mlp", K, features=K, hidden=())
+    with torch.no_grad():
+        network.fc.weight.copy_(SURE * torch.eye(K))
+        network.fc.bias.zero_()
+    evidence = made_evidence(
+        "before + rule", CLASSES, {"before": choose(SURE * x, y, COSTS)}, costs=COSTS.values, pictures=False
+    )
+    arrays = {**evidence.arrays, "validation_labels": y, "before_validation": SURE * x}
+    splits = csada.Splits(*[csada.Part(torch.zeros(K, K), torch.arange(K))] * 3, CLASSES, "animals")
+    made = csada.Classifier.of(network, splits, COSTS, architecture="mlp", arguments={"features": K, "hidden": []})
+    rule = evidence.rules["before"]
+    return replace(made, decision=rule, evidence=replace(evidence, arrays=arrays)).save(
+        tmp_path_factory.mktemp("m") / "model"
+    )
+
+
+@pytest.fixture(scope="module")
+def classifier(folder):
+    return csada.Classifier.load(folder)
+
+
+def entries(path):
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def rewritten(path, change):
+    """The same log, each line changed by `change(number, values)`; None leaves it as it is."""
+    lines = []
+    for i, values in enumerate(entries(path)):
+        change(i, values)
+        lines.append(json.dumps(values))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def log(classifier, tmp_path):
+    """600 decisions at other class frequencies than validation's."""
+    x, _ = cases(1, 600, [0.55, 0.25, 0.15, 0.05])
+    classifier.log(tmp_path / "log.jsonl", x, ids=range(600))
+    return tmp_path / "log.jsonl"
+
+
+# -- the log ---------------------------------------------------------------------------------------------
+
+
+def test_a_line_says_what_was_decided_and_by_which_model(classifier, folder, log):
+    x, _ = cases(1, 600, [0.55, 0.25, 0.15, 0.05])
+    found = entries(log)
+    assert list(found[0]) == ["time", "id", "input", "probabilities", "predicted", "expected_cost", "referred", "model"]
+    assert [each["predicted"] for each in found] == [CLASSES[k] for k in classifier.predict(x)]
+    np.testing.assert_allclose(
+        [each["probabilities"] for each in found], classifier.probabilities(x), rtol=1e-5, atol=1e-12
+    )
+    np.testing.assert_allclose([each["expected_cost"] for each in found], classifier.decide(x)[2], rtol=1e-5)
+    assert {each["model"] for each in found} == {classifier.fingerprint} == {deployed(folder).fingerprint}
+    assert found[3]["input"] == sha256(x[3].tobytes()).hexdigest() and found[3]["id"] == "3"
+    assert datetime.now(UTC) - datetime.fromisoformat(found[0]["time"]) < timedelta(minutes=5)
+
+
+def test_another_rule_or_other_costs_are_another_model(classifier):
+    stronger = replace(classifier, decision=replace(classifier.decision, temperature=2.0))
+    dearer = replace(classifier, costs=csada.CostMatrix(2 * COSTS.values, CLASSES), evidence=None)
+    assert len({classifier.fingerprint, stronger.fingerprint, dearer.fingerprint}) == 3
+
+
+def test_predict_logs_what_it_prints_for_folder_and_exported_file_alike(classifier, folder, tmp_path):
+    x, _ = cases(2, 40)
+    table = tmp_path / "rows.csv"
+    table.write_text("a,b,c,d\n" + "\n".join(",".join(f"{v:.4f}" for v in row) for row in x) + "\nnonsense,1,2,3\n")
+    onnx = tmp_path / "model.onnx"
+    classifier.export(onnx)
+    logs = []
+    for model in (folder, onnx):
+        out, path = tmp_path / "decided.jsonl", tmp_path / f"{model.name}.jsonl"
+        run = inside("predict", model, table, "--format", "jsonl", "--out", out, "--log", path)
+        assert run.returncode == 1, run.stderr  # the last row cannot be read
+        printed = entries(out)
+        logged = entries(path)
+        assert len(printed) == 41 and [each["predicted"] for each in logged] == [each["class"] for each in printed[:40]]
+        assert [each["expected_cost"] for each in logged] == [each["expected_cost"] for each in printed[:40]]
+        logs.append([{key: each[key] for key in ("input", "predicted", "referred", "model")} for each in logged])
+    assert logs[0] == logs[1]
+    assert logs[0][0]["input"] == sha256(",".join(f"{v:.4f}" for v in x[0]).encode()).hexdigest()
+
+
+WRITER = """
+import sys
+from csada.logbook import Log
+import numpy as np
+with Log(sys.argv[1], "m", ["a", "b"]) as log:
+    for i in range(100_000):
+        n = 50
+        log.write((np.zeros(n, int), np.ones(n), np.zeros(n), np.zeros(n, bool), np.tile([.75, .25], (n, 1))), [b"x"] * n,
+                  [f"{sys.argv[2]}-{i}-{j}" for j in range(n)])
+        print(i, flush=True)
+        if i == int(sys.argv[3]):
+            break
+"""
+
+
+def test_four_writers_two_of_them_killed_lose_nothing_that_was_acknowledged(tmp_path):
+    log = tmp_path / "log.jsonl"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, log, str(w), "99999" if w < 2 else "60"], stdout=subprocess.PIPE
+        )
+        for w in range(4)
+    ]
+    acknowledged = {}
+    for process in writers[:2]:
+        for _ in range(30):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    for w, process in enumerate(writers):
+        rest = process.communicate()[0].split()
+        acknowledged[w] = int(rest[-1]) if rest else 29
+        assert process.returncode == (-signal.SIGKILL if w < 2 else 0)
+    found, damaged = set(), 0
+    for line in log.read_bytes().splitlines():
+        try:
+            found.add(json.loads(line)["id"])
+        except ValueError:
+            damaged += 1
+    assert damaged <= 2
+    for w, last in acknowledged.items():
+        assert last >= 29
+        assert {f"{w}-{i}-{j}" for i in range(last + 1) for j in range(50)} <= found
+    reading = Reading(log, "m", ["a", "b"])
+    assert sum(map(len, reading.batches())) == len(found) == reading.lines - damaged
+
+
+def test_half_a_line_does_not_swallow_the_next(log, classifier):
+    text = log.read_bytes()
+    log.write_bytes(text[:-40])  # killed while it wrote
+    classifier.log(log, cases(3, 10)[0])
+    reading = Reading(log, classifier.fingerprint, CLASSES)
+    assert sum(map(len, reading.batches())) == 599 + 10
+    assert reading.skipped == {"not a line of the schema (half written or damaged)": 1}
+
+
+def test_the_log_is_no_device_and_a_full_disk_is_told(tmp_path):
+    with pytest.raises(csada.InputError, match="not a regular file"):
+        Log("/dev/null", "m", ["a", "b"])
+    if Path("/dev/full").exists():
+        log = Log(tmp_path / "log", "m", ["a"])
+        log.file = os.open("/dev/full", os.O_WRONLY)
+        with pytest.raises(csada.RunError, match="cannot be written: No space left on device"):
+            log.append(b"x\n")
+
+
+# -- frequencies, bands and change, against the truth -----------------------------------------------------
+
+
+def simulated(reference, seed, sure=SURE, n=300):
+    draw = np.random.default_rng(seed)
+    q = draw.dirichlet(np.ones(K))
+    x, y = cases(draw, n, q, sure)
+    rule = choose(SURE * cases(0, 1500)[0], cases(0, 1500)[1], COSTS).automatic(COSTS)
+    return Chunk(reference, rule.probabilities(SURE * x), np.asarray(rule(SURE * x))), y
+
+
+@pytest.fixture(scope="module")
+def reference():
+    x, y = cases(0, 1500)
+    rule = choose(SURE * x, y, COSTS).automatic(COSTS)
+    return Reference(rule.probabilities(SURE * x), y, np.asarray(rule(SURE * x)), COSTS.values)
+
+
+def test_the_band_holds_the_real_cost_and_frequencies_are_found(reference):
+    held, widths, away = [], [], []
+    for seed in range(60):
+        chunk, y = simulated(reference, seed)
+        cost, paid = chunk.mean_cost(), COSTS.values[y, chunk.predicted]
+        held.append(cost.band.low <= paid.mean() <= cost.band.high)
+        widths.append((cost.band.high - cost.band.low) / (2 * 1.96 * max(paid.std(), 1e-9) / np.sqrt(len(y))))
+        true = np.bincount(y, minlength=K) / len(y)
+        estimates = chunk.frequencies, chunk.frequencies_by_counts, reference.frequencies
+        away.append([np.abs(f - true).sum() / 2 for f in estimates])
+    em, bbse, none = np.mean(away, 0)
+    assert 0.9 <= np.mean(held) <= 1 and np.median(widths) <= 2
+    assert em < none / 4 and bbse < none / 4 and em <= bbse
+
+
+def test_frequencies_alone_are_no_change_and_damage_is_one(reference):
+    assert np.mean([simulated(reference, seed)[0].change.found for seed in range(60)]) <= 0.05
+    assert np.mean([simulated(reference, seed, sure=2.2)[0].change.found for seed in range(40)]) >= 0.95
+
+
+def test_estimates_agree_with_their_definitions():
+    """EM by a plain loop over samples; BBSE where the counts are exact gives the frequencies back."""
+    draw = np.random.default_rng(0)
+    p, prior = draw.dirichlet(np.ones(3), 50), np.array([0.5, 0.3, 0.2])
+    q = prior.copy()
+    for _ in range(2000):
+        new = np.zeros(3)
+        for row in p:
+            weighted = [row[k] * q[k] / prior[k] for k in range(3)]
+            new += np.array(weighted) / sum(weighted)
+        q = new / len(p)
+    np.testing.assert_allclose(em_frequencies(p, prior, tolerance=1e-9, rounds=2000), q, atol=1e-6)
+    rates, true = np.array([[0.9, 0.1, 0], [0.2, 0.7, 0.1], [0, 0.3, 0.7]]), np.array([0.1, 0.2, 0.7])
+    np.testing.assert_allclose(bbse_frequencies(prior[:, None] * rates, true @ rates), true, atol=1e-9)
+
+
+def test_a_referred_case_costs_its_price_for_certain(reference):
+    referring = replace(reference, predicted=np.full(len(reference.truth), -1), referral_cost=0.3)
+    p = reference.probabilities[:100]
+    cost = Chunk(referring, p, np.full(100, -1)).mean_cost()
+    assert cost.value == pytest.approx(0.3) and cost.band == pytest.approx((0.3, 0.3))
+
+
+# -- the command ------------------------------------------------------------------------------------------
+
+
+def test_monitor_tells_cost_pairs_and_frequencies_and_ends_well(folder, log, tmp_path):
+    run = inside("monitor", folder, log, "--every", "300", "--json", "--suggest-priors", tmp_path / "priors.csv")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)["found"]
+    assert [each["name"] for each in found["periods"]] == ["1 to 300", "301 to 600"]
+    last = found["periods"][-1]
+    assert last["cost"]["band"]["low"] < last["cost"]["value"] < last["cost"]["band"]["high"]
+    assert {"truth": "ants", "predicted": "dogs"}.items() <= last["pairs"][0].items()
+    np.testing.assert_allclose(last["frequencies"], [0.55, 0.25, 0.15, 0.05], atol=0.08)
+    np.testing.assert_allclose(last["frequencies"], last["frequencies_by_counts"], atol=0.05)
+    rows = [line.split(",") for line in (tmp_path / "priors.csv").read_text().splitlines()]
+    assert rows[0] == ["class", "frequency"] and [name for name, _ in rows[1:]] == list(CLASSES)
+    assert sum(float(share) for _, share in rows[1:]) == pytest.approx(1, abs=1e-5)
+
+
+def test_alarms_are_rules_of_the_project_and_set_the_exit_code(folder, log, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "csada.toml").write_text(
+        f'[monitor]\nmodel = "{folder}"\nlog = "log.jsonl"\nevery = "300"\nfrequency-change = 0.2\ncost-rise = 0.0\n'
+        '[monitor.pair]\n"ants > crabs" = 0.0001\n'
+    )
+    run = inside("monitor", "--json")
+    assert run.returncode == 1, run.stderr
+    alarms = json.loads(run.stdout)["alarms"]
+    assert any("class frequencies moved by" in each for each in alarms)
+    (tmp_path / "csada.toml").write_text(f'[monitor]\nmodel = "{folder}"\nlog = "log.jsonl"\nevery = "300"\n')
+    assert inside("monitor").returncode == 0
+    (tmp_path / "csada.toml").write_text(f'[monitor]\nmodel = "{folder}"\nlog = "log.jsonl"\ncost-raise = 1\n')
+    assert "unknown key 'cost_raise' in [monitor]" in refused("monitor")
+    (tmp_path / "csada.toml").unlink()
+    assert "unknown class 'ant'" in refused("monitor", folder, log, "--pair", "ant>dogs=0.1")
+    assert "is not TRUTH>PREDICTED=SHARE" in refused("monitor", folder, log, "--pair", "ants>dogs=ten")
+    assert "give day, week or a number" in refused("monitor", folder, log, "--every", "month")
+
+
+def test_a_bound_on_a_pair_counts_from_what_is_surely_above_it(folder, log):
+    quiet, loud = (monitor(folder, log, "600", Bounds({("ants", "crabs"): bound})) for bound in (0.5, 0.0))
+    (pair, *_), (period,) = loud.newest.pairs, loud.periods
+    assert (pair.truth, pair.predicted) == ("ants", "crabs") and not quiet.newest.alarms
+    assert bool(period.alarms) == (pair.rate_low > 0) and pair.low <= pair.expected <= pair.high
+
+
+def test_late_labels_set_the_truth_beside_the_estimate(folder, log, tmp_path):
+    _, y = cases(1, 600, [0.55, 0.25, 0.15, 0.05])
+    late = tmp_path / "late.csv"
+    late.write_text("id,label\n" + "".join(f"{i},{CLASSES[y[i]]}\n" for i in range(300, 700 - 100)) + "9999,ants\n")
+    found = monitor(folder, log, "300", labels=late)
+    assert found.periods[0].truth is None and found.periods[1].truth.labelled == 300
+    z = csada.Classifier.load(folder).predict(cases(1, 600, [0.55, 0.25, 0.15, 0.05])[0])[300:]
+    assert found.periods[1].truth.mean_cost == pytest.approx(COSTS.values[y[300:], z].mean())
+    assert "301 labels of" in found.notes[-1] and "belong to 300 logged decisions" in found.notes[-1]
+    assert found.offer is None  # nothing to gain, nothing offered
+    with pytest.raises(csada.InputError, match="nothing is written"):
+        recalibrate(folder, log, found.offer, tmp_path / "new")
+    late.write_text("id,label\n1,ants\n2,bee\n")
+    assert "line 3: unknown class 'bee'" in refused("monitor", folder, log, "--labels", late)
+    late.write_text("id,label\n1,ants\n1,dogs\n")
+    assert "1 has two labels" in refused("monitor", folder, log, "--labels", late)
+    late.write_text("name,label\n1,ants\n")
+    assert "label is needed, and input or id" in refused("monitor", folder, log, "--labels", late)
+
+
+def test_a_recalibration_is_offered_and_written_only_where_asked_and_to_a_new_folder(folder, classifier, tmp_path):
+    x, y = cases(5, 1200, sure=1.5)  # the classes came closer: the old probabilities are far too sure
+    classifier.log(log := tmp_path / "log.jsonl", x)
+    late = tmp_path / "late.csv"
+    late.write_text(
+        "input,label\n"
+        + "".join(f"{sha256(r.tobytes()).hexdigest()},{CLASSES[k]}\n" for r, k in zip(x, y, strict=True))
+    )
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
+    found = monitor(folder, log, "1200", labels=late)
+    assert found.newest.change.found and found.offer is not None and found.offer.after < found.offer.before
+    run = inside("monitor", folder, log, "--every", "1200", "--labels", late, "--recalibrate", tmp_path / "new")
+    assert run.returncode == 1 and "the estimate is not to be trusted" in run.stderr  # the alarm is still one
+    assert before == sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
+    new = csada.Classifier.load(tmp_path / "new")
+    fresh, truth = cases(6, 2000, sure=1.5)
+    entropy = [-np.log(c.probabilities(fresh)[np.arange(2000), truth]).mean() for c in (classifier, new)]
+    assert entropy[1] < entropy[0] and new.fingerprint != classifier.fingerprint
+    assert classifier.fingerprint in (tmp_path / "new" / "CHANGES.md").read_text()
+    assert "is there already" in refused("monitor", folder, log, "--labels", late, "--recalibrate", tmp_path / "new")
+
+
+def test_a_log_that_is_odd_is_told_line_by_line(folder, classifier, log):
+    def spoil(i, values):
+        if i < 5:
+            values["model"] = "0123456789abcdef"
+        elif i < 8:
+            values["probabilities"][0] += 0.2
+        elif i < 10:
+            values["predicted"] = "elephants"
+        elif i < 11:
+            values["probabilities"] = values["probabilities"][:-1]
+        elif i < 12:
+            values["time"] = "yesterday"
+        elif i in (300, 301):
+            values["time"] = "2020-01-01T00:00:00Z"
+
+    rewritten(log, spoil)
+    with log.open("a") as file:
+        file.write('{"time":"2026-01-01T00:00:00Z","probab')
+    found = monitor(folder, log, "300")
+    told = "\n".join(found.notes)
+    assert "left out 5 of 601 lines: of another model (0123456789abcdef)" in told
+    assert "left out 4 of 601 lines: with probabilities that do not sum to one, or not one per class" in told
+    assert "left out 2 of 601 lines: of a class that the model does not have" in told
+    assert "left out 2 of 601 lines: not a line of the schema (half written or damaged)" in told
+    assert "2 lines are more than 60 s earlier than a line before them" in told
+    assert sum(each.decisions for each in found.periods) == 601 - 13
+
+
+def test_days_without_decisions_and_with_too_few_have_no_numbers(folder, log):
+    def dated(i, values):
+        day = 1 if i < 300 else 4 if i < 590 else 5
+        values["time"] = f"2026-03-{day:02}T10:00:00+02:00"
+
+    found = monitor(folder, rewritten(log, dated), "day")
+    named = [(each.name, each.decisions, each.cost is None) for each in found.periods]
+    assert named == [
+        ("2026-03-01", 300, False),
+        ("2026-03-02 to 2026-03-03", 0, True),
+        ("2026-03-04", 290, False),
+        ("2026-03-05", 10, True),
+    ]
+    assert found.newest.name == "2026-03-04"
+    assert [each.name for each in monitor(folder, log, "week").periods] == ["week of 2026-02-23", "week of 2026-03-02"]
+
+
+def test_a_log_of_nothing_usable_is_refused(folder, log, tmp_path):
+    (tmp_path / "empty").write_text("\n\n")
+    assert "holds no decisions" in refused("monitor", folder, tmp_path / "empty")
+    assert "cannot be read" in refused("monitor", folder, tmp_path / "none")
+    rewritten(log, lambda i, values: values.update(model="f" * 16))
+    assert (
+        f"can be used for {folder}" in (told := refused("monitor", folder, log))
+        and "600 of another model (ffff" in told
+    )
+    plain = replace(csada.Classifier.load(folder), evidence=None).save(tmp_path / "plain")
+    assert "holds no validation scores" in refused("monitor", plain, log)
+
+
+# -- the page ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_opens_and_says_when_not_to_trust_it(folder, classifier, tmp_path, theme):
+    log = tmp_path / "log.jsonl"
+    classifier.log(log, cases(7, 400)[0])
+    fine = page(monitor(folder, log, "200"))
+    classifier.log(log, cases(8, 200, sure=1.5)[0])
+    found = monitor(folder, log, "200")
+    (tmp_path / "page.html").write_text(text := page(found))
+    assert "No alarm." in fine and "estimate is not to be trusted" in text
+    with chromium() as browser:
+        wrong = []
+        tab = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=theme)
+        tab.on("console", lambda message: wrong.append(message.text))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.goto((tmp_path / "page.html").as_uri())
+        assert "Do not trust these estimates." in tab.locator(".banner").inner_text()
+        assert "not to be trusted" in tab.locator("#periods tbody tr").last.inner_text()
+        assert tab.locator("#cost svg .diamond").count() == 2  # the legend's and the period's
+        assert (
+            tab.locator("#frequencies tbody tr").count() == K
+            and "<b>bees</b>" in tab.locator("#frequencies").inner_text()
+        )
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert not wrong
+
+
+# -- the schema, without csada -----------------------------------------------------------------------------
+
+
+def test_the_guide_shows_what_was_measured(monkeypatch):
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    from monitor import table
+
+    assert (
+        table(json.loads((root / "results" / "monitor.json").read_text()))
+        in (root / "docs" / "monitoring.md").read_text()
+    )
+
+
+def test_ten_lines_without_csada_write_a_log(folder, classifier, tmp_path):
+    """The documented programs, run as they are, in a process that cannot import csada."""
+    shown = (Path(__file__).parents[1] / "docs" / "monitoring.md").read_text()
+    (writer,) = re.findall(r"^```py\n(# log\.py.*?)^```", shown, re.DOTALL | re.MULTILINE)
+    assert len(writer.strip().splitlines()) <= 12
+    (tmp_path / "log.py").write_text(writer)
+    x, _ = cases(9, 100)
+    chosen, _, costs, refer, p, *_ = classifier.decide(x)
+    cases_ = [
+        (row.tobytes().hex(), q.tolist(), CLASSES[k], float(c), bool(r))
+        for row, q, k, c, r in zip(x, p, chosen, costs, refer, strict=True)
+    ]
+    (tmp_path / "use.py").write_text(
+        "import sys, json; sys.modules['csada'] = None\nfrom log import log\n"
+        "for content, *rest in json.load(open('cases.json')):\n"
+        f"    log('log.jsonl', bytes.fromhex(content), *rest, '{classifier.fingerprint}')\n"
+    )
+    (tmp_path / "cases.json").write_text(json.dumps(cases_))
+    subprocess.run([sys.executable, "use.py"], cwd=tmp_path, check=True)
+    found = monitor(folder, tmp_path / "log.jsonl", "100")
+    assert found.notes == () and found.periods[0].decisions == 100
+    assert entries(tmp_path / "log.jsonl")[0]["input"] == sha256(x[0].tobytes()).hexdigest()

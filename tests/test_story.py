@@ -37,7 +37,7 @@ def compare(browser, who, folder):
             tab.locator("#ratio").fill(f"{first / second:.3g}")
             tab.locator("#answer").click()
     costs = csada.CostMatrix.from_csv(saved(tab, "costs.csv", folder))
-    assert [costs[pair] for pair in WORST] == [*HARM[who]] and costs.referral_cost == 0.2  # what the page began with
+    assert [costs[pair] for pair in WORST] == [*HARM[who]] and costs.referral_cost == 0.5  # what the page began with
     assert inside("costs", "check").returncode == 0
     saved(tab, "answers.json", folder).rename(f"{who}.json")
     tab.close()
@@ -70,7 +70,7 @@ def test_from_pictures_to_acceptance(tmp_path, monkeypatch):
     assert "trazodone labelled as glipizide: 12, 3; mean 6" in said["costs merge"]
     costs = csada.CostMatrix.from_csv("costs.csv")
     assert [costs[pair] for pair in WORST] == [6, 5] and costs["glipizide", "trazodone"] == 1
-    assert costs.referral_cost == 0.2
+    assert costs.referral_cost == 0.5
 
     fitted = csada.Classifier.load("model")
     assert fitted.costs == costs.ordered(fitted.classes) and fitted.evidence.limits.pair[0].predicted == "glipizide"

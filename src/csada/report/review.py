@@ -82,7 +82,13 @@ def page(review: Review) -> str:
                     "labels": review.labels.tolist(),
                     "decided": review.decided.tolist(),
                     "names": review.names,
-                    "constants": {"TIE": TIE, "FACTOR": FACTOR, "DIGITS": DIGITS, "FORMAT": FORMAT, "REFERRED": REFERRED},
+                    "constants": {
+                        "TIE": TIE,
+                        "FACTOR": FACTOR,
+                        "DIGITS": DIGITS,
+                        "FORMAT": FORMAT,
+                        "REFERRED": REFERRED,
+                    },
                 }
             ),
             probabilities=_base64(np.ascontiguousarray(review.probabilities, "<f4").tobytes()),

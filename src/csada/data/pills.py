@@ -138,7 +138,8 @@ def _named(classes: Sequence[str]) -> dict[str, str]:
     for text in classes:
         fits = [p for p in PRODUCTS if text == p.ndc or (text and text.lower() in p.name.lower())]
         if not fits:
-            raise InputError(f"no product is named {text!r}{did_you_mean(text, [p.name for p in PRODUCTS])}")
+            known = dict.fromkeys(p.name.lower().removeprefix("24 hr ").split()[0] for p in PRODUCTS)
+            raise InputError(f"no product is named {text!r}{did_you_mean(text.lower(), known)}")
         if len(fits) > 1:
             several = ", ".join(f"{p.ndc} ({p.name})" for p in fits[:5])
             raise InputError(f"{text!r} may be {several}; write more of the name, or the code")

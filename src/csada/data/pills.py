@@ -134,7 +134,7 @@ def load(
 
 def _named(classes: Sequence[str]) -> dict[str, str]:
     """Code -> the name that was given for it, in the order of PRODUCTS."""
-    found = {}
+    found: dict[str, str] = {}
     for text in classes:
         fits = [p for p in PRODUCTS if text == p.ndc or (text and text.lower() in p.name.lower())]
         if not fits:

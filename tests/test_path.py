@@ -63,7 +63,9 @@ def write_tables(folder):
 def steps(page):
     """(cd, folder), (csada, word, ...) and (costs, text) in the order of the page."""
     for kind, body in BLOCK.findall(page.read_text(encoding="utf-8")):
-        if kind == "csv" and re.match(r"truth,|\w+,\w+,\d+,", body):  # costs; another one shows what data look like
+        if kind == "csv" and re.match(
+            r"truth,|[\w*]+,[\w()]+,[\d.]+,", body
+        ):  # costs; another one shows what data look like
             yield "costs", body
         elif kind == "sh":
             yield from (tuple(words) for line in body.splitlines() if (words := shlex.split(line, comments=True)))

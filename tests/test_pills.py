@@ -183,3 +183,26 @@ def test_conditions_do_what_they_say() -> None:
 def test_impossible_wishes_are_refused(options: dict, word: str) -> None:
     with pytest.raises(InputError, match=word):
         pills.load(**options)
+
+
+def test_some_products_are_drawn_alone_under_the_names_given(tmp_path, monkeypatch, loaded) -> None:
+    monkeypatch.setenv("CSADA_CACHE", str(tmp_path))
+    some = pills.load(scale=0.005, size=56, classes=["trazodone", "00591-0461"])
+    assert some.classes == ("00591-0461", "trazodone")  # in the order of the products
+    label = torch.tensor([CLASSES.index("00591-0461"), CLASSES.index("50111-0434")])
+    every = loaded.splits.test
+    assert torch.equal(some.test.x, every.x[torch.isin(every.y, label)]) and some.test.y.tolist() == [0] * 3 + [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [
+        (["trazodone", "amlodipine"], "'amlodipine' may be 69097-0127 .*; write more of the name, or the code"),
+        (["Trazadone", "glipizide"], "no product is named 'Trazadone'; did you mean 'trazodone'"),
+        (["trazodone", "50111-0434"], "are the same product; keep one"),
+        (["trazodone"], "two classes or more, got 1"),
+    ],
+)
+def test_a_product_that_is_not_clear_is_refused(classes, told) -> None:
+    with pytest.raises(InputError, match=told):
+        pills.load(scale=0.005, classes=classes)

@@ -204,6 +204,15 @@ def test_from_a_cell_to_costs_that_csada_reads(opened, tmp_path):
     assert tab.locator("#sensitivity tr").count() == 6
 
 
+def test_the_mean_price_of_a_referral_is_of_those_who_give_one():
+    def price(*given):
+        return merge([CostMatrix(PILLS.costs.values, DRUGS, each) for each in given]).costs.referral_cost
+
+    assert [price(None, None), price(None, 0.3), price(0.3, 0.3), price(0.1, 0.4), price(0, 0.4)] == (
+        [None, 0.3, 0.3, 0.2, 0.4]
+    )
+
+
 def test_answers_are_opened_again_and_merged_with_a_second_experts(opened, tmp_path):
     files = {}
     for who, ratios in (("Anna", (10, 2, 5, 1, 1)), ("Ben", (100, 2, 5, 1, 1))):

@@ -22,7 +22,7 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  #
 def check(
     model: cli.Model,
     data: cli.DataSet,
-    criteria: Annotated[Path, Option(help="A TOML file of limits.")],
+    criteria: Annotated[Path, Option(help="A TOML file of limits.")] = Path("limits.toml"),
     groups: Annotated[Path | None, Option(help="A CSV file (file or row, group): judge each group, too.")] = None,
     part: Annotated[
         str, Option(metavar="auto|test|all", help="Of the data; auto: all where they are new, else test.")

@@ -84,6 +84,7 @@ def data_save(
     scale: cli.Scale = 1.0,
     seed: Annotated[int, Option(help="Seed of the sample and of the split.")] = 0,
     size: cli.Size = None,
+    classes: Annotated[str | None, Option(metavar="NAME,NAME", help="Of pills: draw only these products.")] = None,
 ) -> None:
     """Write a data set of images as a folder of files by class, for instance to try csada on files.
 
@@ -91,7 +92,11 @@ def data_save(
     """
     from csada.data import folder, load
 
+    if out.exists():
+        raise InputError(f"{out} is there already; remove it, or choose another folder")  # before minutes of drawing
+    chosen = None if classes is None else [name.strip() for name in classes.split(",")]
+    own = {name: value for name, value in (("size", size), ("classes", chosen)) if value is not None}
     with cli.progress("drawing") as update:
-        splits = load(data, data_dir, scale, seed, on_progress=update, **({} if size is None else {"size": size}))
+        splits = load(data, data_dir, scale, seed, on_progress=update, **own)
     with cli.progress("writing") as update:
         cli.show_files([folder.save(splits, out, update)])

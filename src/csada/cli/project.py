@@ -106,6 +106,8 @@ class ProjectGroup(TyperGroup):
             taken, why = Path(tried.params[argument] or ""), ""
             if first or tried.get_parameter_source(argument).name == "DEFAULT_MAP":  # nobody named one
                 taken, why = models.choose(taken)
+                if name == "review":
+                    taken, why = models.reviewed(taken, why)
                 first, defaults[argument] = [str(taken)] * len(first), str(taken)
             cli.warn(*filter(None, (why, models.outdated(taken))), style=None)
         elif name == "compare" and models.fitted is not None:
@@ -221,6 +223,7 @@ def init(
     steps = {
         "csada costs check": "what the costs say",
         "csada train": f"{choice.train.model}, {choice.train.epochs} epochs, into baseline/",
+        "csada review": "review.html, in which an expert can say what mistakes cost",
         "csada fit": "fewer expensive mistakes, into model/",
         "csada report": "report.html",
         "csada export": "model.onnx",

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
+from csada.costs import did_you_mean
 from csada.data.augment import Normalization
 from csada.data.cache import entry, mapped, pixel_file
 from csada.data.fetch import Progress
@@ -89,17 +90,21 @@ def load(
     distance: float = Conditions.distance,
     blur: tuple[float, float] = Conditions.blur,
     noise: tuple[float, float] = Conditions.noise,
+    classes: Sequence[str] | None = None,
     on_progress: Progress | None = None,
 ) -> Splits:
     """The paper's classes, imbalance and sizes of parts, drawn once and cached; `data_dir` is not needed.
 
-    See `Conditions` for what makes the task hard.
+    See `Conditions` for what makes the task hard. `classes`: only these products, by code or by a part of their name.
     """
     check_scale(scale)
     if seed < 0 or size < 16:
         raise InputError(f"seed must be 0 or more and size at least 16, got {seed} and {size}")
     conditions = Conditions(imprint, blank, distance, blur, noise)
-    counts = {part: [max(FEWEST, round(scale * getattr(p, part))) for p in PRODUCTS] for part in PARTS}
+    names = dict(zip(CLASSES, CLASSES, strict=True)) if classes is None else _named(classes)
+    counts = {
+        part: [max(FEWEST, round(scale * getattr(p, part))) * (p.ndc in names) for p in PRODUCTS] for part in PARTS
+    }
     paths = {part: _cached(part, counts[part], seed, size, conditions) for part in PARTS}
     jobs = {
         part: [Job(seed, part, label, n) for label, count in enumerate(counts[part]) for n in range(count)]
@@ -117,12 +122,33 @@ def load(
         raise RunError(
             f"the cache written to {paths[lost[0]].parent} cannot be read back; set CSADA_CACHE to another folder"
         )
-    y = {part: torch.arange(len(CLASSES)).repeat_interleave(torch.tensor(counts[part])) for part in PARTS}
+    y = {
+        part: torch.arange(len(names)).repeat_interleave(torch.tensor([n for n in counts[part] if n])) for part in PARTS
+    }
     some = x["train"][:: max(1, len(x["train"]) // 256)].transpose(0, 1).flatten(1).double() / 255
     normalization = Normalization(tuple(some.mean(1).tolist()), tuple(some.std(1).tolist()), 255)
     train = Part(x["train"], y["train"], normalization, AUGMENTATION)
     validation, test = (Part(x[part], y[part], normalization) for part in PARTS[1:])
-    return Splits(train, validation, test, CLASSES, "pills")
+    return Splits(train, validation, test, tuple(names.values()), "pills")
+
+
+def _named(classes: Sequence[str]) -> dict[str, str]:
+    """Code -> the name that was given for it, in the order of PRODUCTS."""
+    found: dict[str, str] = {}
+    for text in classes:
+        fits = [p for p in PRODUCTS if text == p.ndc or (text and text.lower() in p.name.lower())]
+        if not fits:
+            known = dict.fromkeys(p.name.lower().removeprefix("24 hr ").split()[0] for p in PRODUCTS)
+            raise InputError(f"no product is named {text!r}{did_you_mean(text.lower(), known)}")
+        if len(fits) > 1:
+            several = ", ".join(f"{p.ndc} ({p.name})" for p in fits[:5])
+            raise InputError(f"{text!r} may be {several}; write more of the name, or the code")
+        if fits[0].ndc in found:
+            raise InputError(f"{text!r} and {found[fits[0].ndc]!r} are the same product; keep one")
+        found[fits[0].ndc] = text
+    if len(found) < 2:
+        raise InputError(f"a classifier needs two classes or more, got {len(found)}")
+    return {ndc: found[ndc] for ndc in CLASSES if ndc in found}
 
 
 class Job(NamedTuple):

@@ -73,6 +73,7 @@ class Answers:
     when: str
     start: tuple[tuple[float, ...], ...]  # [K, K]: the costs that the page began with
     pairs: tuple[AskedPair, ...]
+    referral_cost: float | None = None  # the page does not ask for it: it began with it
     comparisons: tuple[Comparison, ...] = ()
     skipped: tuple[tuple[Names, Names], ...] = ()
     groups: tuple[Group, ...] = ()
@@ -82,7 +83,7 @@ class Answers:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise InputError(f"format is {self.format}; this version of csada reads {FORMAT}")
-        CostMatrix(self.start, self.classes)
+        CostMatrix(self.start, self.classes, self.referral_cost)
         grouped = [name for group in self.groups for name in group.classes]
         if twice := [name for name in grouped if grouped.count(name) > 1]:
             raise InputError(f"class {twice[0]!r} stands in two groups")
@@ -122,7 +123,7 @@ class Answers:
                 values[pair], known[pair] = self._typed.get(i, float(rounded(cost))), True
         group = [next((g for g, each in enumerate(self.groups) if c in each.classes), -1) for c in self.classes]
         spread = from_groups(values, known, group)
-        return CostMatrix(np.where(spread == values, values, rounded(spread)), self.classes)
+        return CostMatrix(np.where(spread == values, values, rounded(spread)), self.classes, self.referral_cost)
 
     @property
     def _typed(self) -> dict[int, float]:

@@ -176,7 +176,7 @@ class Merged(NamedTuple):
 def merge(experts: Sequence[CostMatrix]) -> Merged:
     """Several experts' costs as one. Each may have a unit of its own: spread is in units of the expert's usual cost.
 
-    Where only some say that a mistake costs nothing, the mean is that of the others.
+    Where only some say that a mistake costs nothing, the mean is that of the others. So it is with the price of a referral.
     """
     logs = np.array([np.log(e.values, where=e.values > 0, out=np.full(e.values.shape, np.nan)) for e in experts])
     paid = ~np.isnan(logs)
@@ -188,7 +188,11 @@ def merge(experts: Sequence[CostMatrix]) -> Merged:
     high, low = (side(np.where(paid, logs - units, none), 0) for side, none in ((np.max, -np.inf), (np.min, np.inf)))
     spread = np.where(count == len(experts), np.exp(np.where(count > 0, high - low, 0.0)), np.inf)
     spread[count == 0] = 1.0
-    return Merged(CostMatrix(mean, experts[0].classes), spread)
+    prices = np.array([e.referral_cost for e in experts if e.referral_cost is not None])
+    price = None if not len(prices) else float(prices[0])
+    if price is not None and (prices != price).any():
+        price = float(rounded(np.exp(np.log(prices[prices > 0]).mean())))
+    return Merged(CostMatrix(mean, experts[0].classes, price), spread)
 
 
 def usual_cost(costs: CostMatrix) -> float:

@@ -29,7 +29,8 @@ def verdict(evidence: Evidence) -> str:
     priors = "The rule is for other class frequencies than those of the data; these numbers are at the data's own, and "
     priors += "CHANGES.md has the cost at those of deployment."
     priors *= evidence.decision.priors is not None
-    more = "".join(f" {text}" for text in (referral, flattered * (evidence.seen > 0), priors) if text)
+    kept = "Of the rules that were found to keep the limits on validation it is the cheapest." * bool(evidence.limits)
+    more = "".join(f" {text}" for text in (kept, referral, flattered * (evidence.seen > 0), priors) if text)
     if row == "before":
         return (
             f"Keep the model as it was. On test it costs {costs}. Nothing is saved: on validation nothing else costs less "

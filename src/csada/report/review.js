@@ -6,7 +6,7 @@
 const $ = (id) => document.getElementById(id);
 const facts = JSON.parse($("facts").textContent);
 const { classes, labels, decided: today, names, strength } = facts;
-const { TIE, FACTOR, DIGITS, FORMAT } = facts.constants;
+const { TIE, FACTOR, DIGITS, FORMAT, REFERRED } = facts.constants;
 const K = classes.length, N = labels.length, MISTAKES = K * (K - 1), SAME = 1e-9, SHOWN = 12;
 const p = floats($("probabilities").textContent);
 const images = $("images").textContent.trim().split("\n").filter(Boolean);
@@ -207,7 +207,7 @@ function usualCost(costs) {
 // -- book: what this expert said ----------------------------------------------------------------------------------
 
 const fresh = () => ({
-  who: "", start: Float64Array.from(facts.start.flat()), pairs: facts.pairs.map(([y, z]) => ({ y, z, cost: null, why: "" })),
+  who: "", start: Float64Array.from(facts.start.flat()), referral: facts.referral, pairs: facts.pairs.map(([y, z]) => ({ y, z, cost: null, why: "" })),
   answers: [], skipped: new Set(), groups: [], labels: new Map(),
 });
 let book = fresh(), others = [], state = null, saved = true, view = "today", cell = facts.pairs[0] ?? [0, 1], flipped = false;
@@ -625,8 +625,9 @@ function checksum(text) {
 function costsFile() {
   const usual = usualCost(state.costs), when = new Date().toISOString(), who = [book, ...others].map((each) => each.who).filter(Boolean).join(" and ");
   const end = `${prose(who)},${when}`, reasons = new Map(book.pairs.map(({ y, z, why }) => [y * K + z, why]));
+  const price = book.referral === null ? [] : [`*,${REFERRED},${book.referral},leaving a case to a person,,`];
   const lines = [`# What each mistake costs. Made with csada review, model ${facts.model}. The truth comes first, then the prediction.`,
-    "truth,predicted,cost,why,who,when", `*,*,${usual},every mistake that is not listed,${end}`, ...classes.map((name) => `${cellOf(name)},${cellOf(name)},0,right,,`)];
+    "truth,predicted,cost,why,who,when", `*,*,${usual},every mistake that is not listed,${end}`, ...price, ...classes.map((name) => `${cellOf(name)},${cellOf(name)},0,right,,`)];
   state.costs.forEach((cost, at) => {
     const y = Math.floor(at / K), z = at % K, why = [reasons.get(at), others.length ? "mean of experts" : state.source[at]].filter(Boolean).join("; ");
     if (y !== z && (cost !== usual || why)) lines.push(`${cellOf(classes[y])},${cellOf(classes[z])},${cost},${prose(why)},${end}`);
@@ -644,7 +645,7 @@ function answersFile() {
   const names_ = ({ y, z }) => [classes[y], classes[z]], pair = (i) => names_(book.pairs[i]);
   const values = {
     format: FORMAT, model: facts.model, data: facts.data, classes, who: book.who, when: new Date().toISOString(),
-    start: classes.map((_, y) => [...book.start.slice(y * K, y * K + K)]),
+    start: classes.map((_, y) => [...book.start.slice(y * K, y * K + K)]), referral_cost: book.referral,
     pairs: book.pairs.map(({ y, z, cost, why }) => ({ truth: classes[y], predicted: classes[z], cost, why })),
     comparisons: book.answers.map(({ first, second, ratio }) => ({ first: pair(first), second: pair(second), ratio })),
     skipped: [...book.skipped].map((each) => each.split(" ").map((i) => pair(Number(i)))),
@@ -667,7 +668,7 @@ function readAnswers(text, file) {
   const pairs = found.pairs.map(({ truth, predicted, cost, why }) => ({ y: number.get(truth), z: number.get(predicted), cost, why }));
   const place_ = ([truth, predicted]) => pairs.findIndex(({ y, z }) => y === number.get(truth) && z === number.get(predicted));
   return {
-    who: found.who, start: Float64Array.from(found.start.flat()), pairs,
+    who: found.who, start: Float64Array.from(found.start.flat()), referral: found.referral_cost ?? null, pairs,
     answers: found.comparisons.map(({ first, second, ratio }) => ({ first: place_(first), second: place_(second), ratio })),
     skipped: new Set(found.skipped.map(([a, b]) => key(place_(a), place_(b)))),
     groups: found.groups.map((group) => ({ name: group.name, classes: group.classes.map((name) => number.get(name)) })),

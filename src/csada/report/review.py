@@ -18,7 +18,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from csada.costs import CostMatrix, Pair
+from csada.costs import REFERRED, CostMatrix, Pair
 from csada.decisions import TIE
 from csada.decisions.answers import FORMAT
 from csada.decisions.elicit import DIGITS, FACTOR
@@ -78,10 +78,17 @@ def page(review: Review) -> str:
                     },
                     "classes": review.costs.classes,
                     "start": review.costs.values.tolist(),
+                    "referral": review.costs.referral_cost,
                     "labels": review.labels.tolist(),
                     "decided": review.decided.tolist(),
                     "names": review.names,
-                    "constants": {"TIE": TIE, "FACTOR": FACTOR, "DIGITS": DIGITS, "FORMAT": FORMAT},
+                    "constants": {
+                        "TIE": TIE,
+                        "FACTOR": FACTOR,
+                        "DIGITS": DIGITS,
+                        "FORMAT": FORMAT,
+                        "REFERRED": REFERRED,
+                    },
                 }
             ),
             probabilities=_base64(np.ascontiguousarray(review.probabilities, "<f4").tobytes()),

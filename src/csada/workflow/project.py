@@ -83,6 +83,8 @@ def read(path: Path, commands: Commands) -> dict[str, Values]:
         for key, mine in BORROWED.get(name, {}).items():
             if key in borrowed:
                 given[mine] = (borrowed[key], f"{path}: [train] {key}")
+        if name == "check" and "limits" in shared:
+            given["criteria"] = (shared["limits"], f"{path}: limits")
         given |= {_name(key): (value, f"{path}: [{name}] {key}") for key, value in own.get(name, {}).items()}
         for key in given:
             if key not in known:
@@ -166,6 +168,12 @@ class Models:
         numbers = f"{min(was, now):.2f} against {max(was, now):.2f}"
         numbers += " per 100 predictions"
         return taken, f"takes {taken}: it costs {why} on validation, {numbers}; to take the other, name {other}"
+
+    def reviewed(self, taken: Path, why: str) -> tuple[Path, str]:
+        """The baseline as long as nothing was fitted: the costs for that may be what the review is to find."""
+        if taken != self.fitted or self.baseline is None or taken.exists():
+            return taken, why
+        return self.baseline, f"takes {self.baseline}: there is no {taken} yet"
 
     def outdated(self, folder: Path) -> str:
         """What changed since the model was made from it, and what to run; "" where nothing did. Contents count, not dates."""
@@ -273,6 +281,7 @@ def template(data: str, costs: str, counts: Mapping[str, Mapping[str, int]], cho
 data = {json.dumps(data, ensure_ascii=False)}
 {top}# {len(counts["train"])} classes; {train} training, {validation} validation and {test} test samples
 costs = {json.dumps(costs, ensure_ascii=False)}  # what each mistake costs
+# limits = "limits.toml"  # optional: what must not happen too often; fit keeps to it, check judges by it
 
 [train]  # the baseline: as few mistakes as possible; costs are ignored
 out = "baseline"
@@ -288,9 +297,8 @@ budget = 0.5  # accuracy budget: points that may be lost on validation
 [evaluate]
 model = "model"
 
-[check]  # optional: does it keep the limits of limits.toml?
+[check]  # optional: does it keep the limits?
 model = "model"
-criteria = "limits.toml"
 
 [tune]  # optional: searches for better settings than those of [fit]
 model = "baseline"

@@ -298,9 +298,11 @@ def test_a_project_file_cannot_have_another_file_overwritten_by_a_report(tmp_pat
     notes.write_text("mine")
     from csada.cli import evaluate
 
-    monkeypatch.setattr(
-        "csada.classifier.described", lambda _: (None, made_evidence(classes=["a", "b"], pictures=False))
-    )
+    digits = csada.data.load("digits", scale=0.2)
+    costs = csada.CostMatrix.uniform(10)
+    network = csada.models.create("cnn", 10, channels=1, size=8)
+    given = csada.Classifier.of(network, digits, architecture="cnn", arguments={"channels": 1, "size": 8})
+    csada.improve(given, digits, costs, options={"epochs": 0}).save("model")
     (tmp_path / "csada.toml").write_text('[report]\nfolder = "model"\nout = "notes.txt"\n')
     done = inside("report")
     assert done.returncode == 2 and "notes.txt is not a report of csada; remove it" in done.stderr

@@ -45,7 +45,7 @@ class Model:
     classes: tuple[str, ...]
     input: Sample
     decide: Decide
-    fingerprint: str
+    fingerprint: str = ""  # of the classifier, for a log
 
     def columns(self, every: bool = False) -> list[str]:
         """What `predict` says of a sample, in this order; `error` instead of the others where it cannot be read."""

@@ -29,7 +29,7 @@ from csada.report.page import page
 from csada.workflow.check import FILE, latest
 from csada.workflow.fit import improve
 
-NAMES = ('<b>one & "two"', "<script>alert(1)<\\script>", "seven\x07")
+NAMES = ('<b>one & "two"', "<script>alert(1)<\\script>", "seven\uffff")
 SIZE = {"channels": 3, "size": 8}
 
 

@@ -1,7 +1,8 @@
 """What a stranger's file, folder or name must not do. The cases were found by tests/fuzz and by hand.
 
-Nearly all failed on the code that they were found in, or call what was new. A few held there already and are kept as promises: the announced size
-of a gzip bomb, arrays of objects, some of the places that cannot be written to, and that nothing is fetched at import.
+Nearly all failed on the code that they were found in, or call what was new. A few held there already and are kept as
+promises: the announced size of a gzip bomb, arrays of objects, some of the places that cannot be written to, and that
+nothing is fetched at import.
 """
 
 import csv
@@ -384,6 +385,7 @@ def test_a_project_file_cannot_have_another_file_overwritten_by_a_report(tmp_pat
     monkeypatch.setattr(
         "csada.classifier.described", lambda _: (None, made_evidence(classes=["a", "b"], pictures=False))
     )
+    monkeypatch.setattr("csada.workflow.check.latest", lambda _: None)
     (tmp_path / "csada.toml").write_text('[report]\nfolder = "model"\nout = "notes.txt"\n')
     done = inside("report")
     assert done.returncode == 2 and "notes.txt is not a report of csada; remove it" in done.stderr

@@ -296,6 +296,15 @@ def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path, own_folders, ou
     assert done.stderr.splitlines()[-1].startswith("csada: ") and os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("place", [".", "/", ".."])
+def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, place):
+    """csada diff --out . ended in a traceback."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError), whole(place) as partial:
+        partial.write_text("x")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_full_disk_is_one_line(tmp_path):
     """A file may have no more than 4 kB: the same error as on a full disk."""
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); from csada.cli import main; main()"

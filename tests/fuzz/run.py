@@ -227,7 +227,7 @@ def not_good(template: Path, folder: Path, names: list[str]) -> list[str]:
 
 
 def record(path: Path, seed: int, found: list[Outcome]) -> None:
-    """Cases by reader and exit code, and what went wrong by name; runs of the same code with other seeds are added up."""
+    """Cases by reader and exit code, and what went wrong by name; sums are of runs of this code alone."""
     from csada import __version__
     from csada.reading import write_json
 
@@ -240,23 +240,24 @@ def record(path: Path, seed: int, found: list[Outcome]) -> None:
     versions = {"csada": __version__, "python": platform.python_version()} | {n: version(n) for n in names}
     about = {"code": said.hexdigest(), "versions": versions, "limits": {"seconds": SECONDS, "bytes": MEMORY}}
     earlier = json.loads(path.read_text()) if path.exists() else {}
-    runs = (
-        [run for run in earlier.get("runs", ()) if run["seed"] != seed] if earlier.get("code") == about["code"] else []
-    )
+    runs = [{"code": earlier["code"]} | run for run in earlier.get("runs", ())]
+    runs = [run for run in runs if (run["code"], run["seed"]) != (about["code"], seed)]
     readers: dict[str, Counter[str]] = {name: Counter() for name in READERS}
     for each in found:
         readers[each.reader][str(each.code)] += 1
     failures = [f"{seed}:{each.number} {each.reader}: {each.wrong} {each.what}" for each in found if each.wrong]
     slowest = max(each.seconds for each in found)
-    own = {"seed": seed, "cases": len(found), "slowest_seconds": slowest, "failures": failures}
+    own = {"code": about["code"], "seed": seed, "cases": len(found), "slowest_seconds": slowest, "failures": failures}
     runs.append(own | {"exit_codes": {name: dict(sorted(codes.items())) for name, codes in readers.items() if codes}})
     total: Counter[str] = Counter()
     per_reader: Counter[str] = Counter()
-    for run in runs:
+    now = [run for run in runs if run["code"] == about["code"]]
+    for run in now:
         for name, codes in run["exit_codes"].items():
             total.update(codes)
             per_reader[name] += sum(codes.values())
-    sums = {"cases": sum(per_reader.values()), "failures": sum(len(run["failures"]) for run in runs)}
+    sums = {"cases": sum(per_reader.values()), "failures": sum(len(run["failures"]) for run in now)}
+    sums["cases_of_earlier_code"] = sum(run["cases"] for run in runs) - sums["cases"]
     sums |= {"exit_codes": dict(sorted(total.items())), "cases_of_readers": dict(per_reader)}
     write_json(path, {"date": time.strftime("%Y-%m-%d", time.gmtime())} | about | sums | {"runs": runs})
 

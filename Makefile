@@ -19,11 +19,11 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $$($(PYTHON) -c "import os; print(os.cpu_count())")
 
-# hostile files against every reader; CASES=500 for a short run
+# hostile files against every reader; CASES=500 for a short run; RECORD=results/fuzz.json adds the outcome to the record
 CASES ?= 5000
 SEED ?= 1
 fuzz: $(VENV)/installed-test
-	$(BIN)/python -W ignore tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
+	$(BIN)/python -W ignore tests/fuzz/run.py --cases $(CASES) --seed $(SEED) $(if $(RECORD),--record $(RECORD))
 
 # on a machine with a GPU, in the environment that it has: nothing is installed. Its outcome is a record.
 test-gpu:

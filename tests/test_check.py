@@ -29,7 +29,7 @@ from csada.report.page import page
 from csada.workflow.check import FILE, latest
 from csada.workflow.fit import improve
 
-NAMES = ('<b>one & "two"', "<script>alert(1)<\\script>", "seven")
+NAMES = ('<b>one & "two"', "<script>alert(1)<\\script>", "seven\uffff")
 SIZE = {"channels": 3, "size": 8}
 
 
@@ -416,7 +416,7 @@ def test_junit_says_the_same_with_any_class_name(made, model, tmp_path):
     )
     check(model, made, file, "--junit", tmp_path / "out" / "check.xml")
     raw = (tmp_path / "out" / "check.xml").read_text()
-    assert "<script>" not in raw
+    assert "<script>" not in raw and "\uffff" not in raw
     (suite,) = ElementTree.fromstring(raw)
     assert [suite.get(key) for key in ("tests", "failures", "errors")] == ["3", "0", "1"]
     first, second, third = suite.findall("testcase")

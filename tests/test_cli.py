@@ -121,7 +121,9 @@ def test_a_run_that_is_stopped_says_what_is_kept_and_the_same_command_resumes(tm
         run.send_signal(sent)
         try:
             out, err = run.communicate(timeout=30)
-        except subprocess.TimeoutExpired:  # it came while Python called back from C, which drops exceptions: press again
+        except (
+            subprocess.TimeoutExpired
+        ):  # it came while Python called back from C, which drops exceptions: press again
             run.send_signal(sent)
             out, err = run.communicate(timeout=30)
     finally:

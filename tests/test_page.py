@@ -124,7 +124,9 @@ def test_the_page_shows_what_the_logits_say(opened):
 
 def test_every_figure_is_there(opened):
     assert opened.locator("nav a").evaluate_all("a => a.map(e => e.hash.slice(1))") == [
-        name for name in SECTIONS if name != "limits"  # none were given
+        name
+        for name in SECTIONS
+        if name != "limits"  # none were given
     ]
     assert opened.evaluate("[...document.querySelectorAll('nav a')].every(a => document.querySelector(a.hash))")
     marks = "all => all.map(s => [s.id, s.querySelectorAll('rect, circle, path, polyline').length])"

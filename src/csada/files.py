@@ -34,6 +34,8 @@ def whole(path: StrPath) -> Iterator[Path]:
     It is on the disk before it gets its name: a power cut leaves the old file or the new one.
     """
     path = Path(path)
+    if not path.name:  # "." or "/"
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, path.name)
     partial = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +177,20 @@ def manifest_of(path: Path, rng: Random) -> str:
     return told
 
 
+def summed(values: Any) -> str:
+    """An answers file with its right checksum."""
+    text = json.dumps(values, indent=1)[2:]
+    return f'{{\n "checksum": "{zlib.crc32(text.encode()):08x}",\n{text}'
+
+
+def answers_of(path: Path, rng: Random) -> str:
+    values = json.loads(path.read_text())
+    del values["checksum"]
+    told = "; ".join(value_in(values, rng) for _ in range(rng.choice((1, 1, 3))))
+    path.write_text(summed(values))
+    return told
+
+
 def array(values: np.ndarray[Any, Any], rng: Random) -> np.ndarray[Any, Any]:
     """Of another shape, type or content."""
     kind = rng.randrange(7)
@@ -228,6 +243,97 @@ def header_of(path: Path, rng: Random) -> str:
     return told
 
 
+def npz_of(path: Path, rng: Random) -> str:
+    """An array of another shape, type or content, or none."""
+    with np.load(path) as found:
+        arrays = dict(found)
+    name = rng.choice(sorted(arrays))
+    kind = rng.randrange(5)
+    if kind == 0:
+        del arrays[name]
+    elif kind == 1:
+        arrays[rng.choice(("id", "part", "z", "../x", *arrays))] = arrays[rng.choice(sorted(arrays))]
+    elif kind == 2:
+        arrays[name] = array(arrays["p"], rng)
+    elif kind == 3:
+        arrays[name] = np.array(rng.choice(([], [b"x"], [{}], [1j], ["\ud800"], 3, [["low"]], ["low"] * 120)))
+    else:
+        arrays[name] = arrays[name][: rng.randrange(121)]
+    rng.choice((np.savez, np.savez_compressed))(path, **arrays)
+    return f"array {name}"
+
+
+def zip_of(path: Path, rng: Random) -> str:
+    """What is inside the archive, packed again; or a bomb."""
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    name = rng.choice(sorted(contents))
+    inside = path.with_name("inside")
+    inside.write_bytes(contents[name])
+    told = bytes_of(inside, rng)
+    contents[name] = inside.read_bytes()
+    inside.unlink()
+    if rng.random() < 0.2:
+        contents[name], told = contents[name] + b"\0" * 2**26, "bomb"
+    if rng.random() < 0.2:  # a header that announces more than there is
+        shape, told = rng.choice(("(9999999999,)", "(100000, 100000)", "()", "(-1,)", "(2, 3")), "header"
+        header = f"{{'descr': '{rng.choice(('<f8', '|O', '<U9', '|V8'))}', 'fortran_order': False, 'shape': {shape}}}\n"
+        contents[name] = b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header.encode() + contents[name][128:]
+    with zipfile.ZipFile(
+        path, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA))
+    ) as archive:
+        for each, content in contents.items():
+            archive.writestr(each, content)
+    return told
+
+
+def parquet_of(path: Path, rng: Random) -> str:
+    """A column of another type or content, twice, renamed or missing."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    name = rng.choice(table.column_names)
+    at, n = table.column_names.index(name), len(table)
+    values: Any = rng.choice(
+        (
+            [None] * n,
+            [1.5] * n,
+            [True] * n,
+            ["x" * 100_000] * n,
+            [[1.0]] * n,
+            [{"a": 1}] * n,
+            [b"\xff"] * n,
+            [float("nan")] * n,
+            [1e308] * n,
+            [2**62] * n,
+            pyarrow.array([0] * n, pyarrow.timestamp("ns")),
+            pyarrow.array(["low"] * n).dictionary_encode(),
+            pyarrow.nulls(n),
+            pyarrow.array([1] * n, pyarrow.decimal128(9)),
+        )
+    )
+    kind = rng.randrange(5)
+    if kind == 0:
+        table = table.remove_column(at)
+    elif kind == 1:
+        table = table.rename_columns(
+            [
+                rng.choice((*TEXTS[:2], "id", "p:low", "z:low", "\x1b")) if i == at else each
+                for i, each in enumerate(table.column_names)
+            ]
+        )
+    elif kind == 2:
+        table = table.slice(0, rng.choice((0, 1, 5)))
+    else:
+        values = values if isinstance(values, pyarrow.Array) else pyarrow.array(values)
+        table = (
+            table.set_column(at, name, values) if kind == 3 else table.append_column(rng.choice(("part", name)), values)
+        )
+    parquet.write_table(table, path)
+    return f"column {name}"
+
+
 def toml_of(path: Path, rng: Random) -> str:
     """One value replaced by a literal, or a key added somewhere."""
     lines = path.read_text().splitlines()
@@ -260,6 +366,13 @@ def toml_of(path: Path, rng: Random) -> str:
                 "pair",
                 "precision",
                 "confidence",
+                "recall",
+                "accuracy_lost",
+                "at_most",
+                "limits",
+                "priors",
+                "groups",
+                "junit",
             )
         )
         lines.insert(rng.randrange(len(lines) + 1), f"{key} = {literal}")

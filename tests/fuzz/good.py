@@ -6,6 +6,7 @@ import gzip
 import io
 import pickle
 import pkgutil
+import shutil
 import struct
 import tarfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+from changes import summed
 from PIL import Image
 
 import csada
@@ -30,6 +32,8 @@ epochs = 1
 [fit]
 model = "model"
 out = "out"
+method = "cost_weighted"
+epochs = 1
 budget = 0.5
 set = { lr = 0.001 }
 
@@ -39,14 +43,27 @@ out = "out/report.html"
 
 [predict]
 model = "model"
+
+[evaluate]
+model = "model"
+
+[check]
+model = "model"
+criteria = "csada.toml"
+
+[limits]
+confidence = 0.9
+recall = [{ class = "mid", at_least = 0.1 }]
 """
 LIMITS = """\
 confidence = 0.9
-pair = [{ truth = "low", predicted = "high", at_most = 0.01 }]
-recall = [{ class = "mid", at_least = 0.9, confidence = 0.8 }]
-referred = { at_most = 0.5 }
+pair = [{ truth = "low", predicted = "high", at_most = 0.9 }]
+recall = [{ class = "mid", at_least = 0.01, confidence = 0.8 }]
+referred = { at_most = 0.9 }
 """
 COSTS = "truth,predicted,cost,why\n*,*,1,usual\nlow,low,0,\nmid,mid,0,\nhigh,high,0,\nlow,high,10,bad\n"
+REFERRED = COSTS + "*,(refer),0.5,a person\n"
+PRIORS = "class,frequency\nlow,0.7\nmid,0.2\nhigh,0.1\n"
 MATRIX = "truth \\ predicted,low,mid,high\nlow,0,1,10\nmid,1,0,1\nhigh,2,1,0\n"
 
 
@@ -54,7 +71,10 @@ def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> No
     """One folder of everything; each case works on a copy. run: starts csada with some words in a folder."""
     root.mkdir(parents=True)
     draw = np.random.default_rng(0)
-    for name, text in (("csada.toml", TOML), ("limits.toml", LIMITS), ("costs.csv", COSTS), ("matrix.csv", MATRIX)):
+    texts = {"csada.toml": TOML, "limits.toml": LIMITS, "costs.csv": COSTS, "referred.csv": REFERRED}
+    texts |= {"matrix.csv": MATRIX, "priors.csv": PRIORS}
+    texts["groups.csv"] = "row,group\n" + "".join(f"{i},{('north', 'south')[i % 2]}\n" for i in range(1, 91))
+    for name, text in texts.items():
         (root / name).write_text(text)
     lines = ["age,dose,side,risk"]
     for i in range(90):
@@ -71,25 +91,70 @@ def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> No
     picture = Image.fromarray(draw.integers(0, 255, (20, 16, 3), dtype=np.uint8))
     for suffix in ("png", "jpg", "bmp", "gif", "tif", "webp", "ppm"):
         picture.save(root / f"image.{suffix}")
+    _scores(root, draw)
+    _answers(root)
     _mnist(root / "mnist", draw)
     _cifar(root / "cifar", draw)
     _models(root)
+    shutil.copytree(root / "model", root / "checked")
     for command in (
+        "check checked table.csv --criteria csada.toml --groups groups.csv",
+        "fit model table.csv --costs costs.csv --priors priors.csv --out version",
         "tune baseline table.csv --costs costs.csv --epochs 1 --trials 1 --out search",
         "compare table.csv --costs costs.csv --methods cost_weighted --seeds 1 --epochs 1 --baseline-epochs 1 --out compared",
     ):
         (root / "out").mkdir()
         code, _ = run(command.split(), root)
-        assert code == 0, (root / "stderr").read_text()
+        assert code == 0 or (code in (1, 3) and command.startswith("check")), (root / "stderr").read_text()
         (root / "out").rmdir()
         for name in ("stdout", "stderr"):
             (root / name).unlink()
 
 
+def _scores(root: Path, draw: np.random.Generator) -> None:
+    """Of 120 samples, 100 of them with a label."""
+    from pyarrow import parquet, table
+
+    classes = ("low", "mid", "high")
+    truth = np.arange(120) % 3
+    values = draw.dirichlet((1, 1, 1), 120) * 0.5
+    values[np.arange(120), truth] += 0.5
+    ids, labels = [f"s{i}" for i in range(120)], [classes[k] if i < 100 else "" for i, k in enumerate(truth)]
+    columns = {"id": ids, "label": labels} | {f"p:{name}": values[:, k] for k, name in enumerate(classes)}
+    rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    (root / "scores.csv").write_text("\n".join([",".join(columns), *rows]) + "\n")
+    parquet.write_table(table(columns), root / "scores.parquet")
+    np.savez(root / "scores.npz", id=ids, label=labels, classes=classes, p=values)
+
+
+def _answers(root: Path) -> None:
+    """Two experts' answers, as the page of `csada review` writes them."""
+    start = csada.CostMatrix.from_csv(root / "matrix.csv")
+    pairs = [("low", "high"), ("high", "low"), ("mid", "low"), ("mid", "high")]
+    for who, ratio in (("anna", 2.0), ("ben", 5.0)):
+        said = {
+            "format": 1,
+            "model": "0123",
+            "data": "table",
+            "classes": start.classes,
+            "who": who,
+            "when": "2026-01-01",
+            "start": start.values.tolist(),
+            "pairs": [{"truth": y, "predicted": z, "cost": None, "why": "worse"} for y, z in pairs],
+            "comparisons": [{"first": pairs[0], "second": each, "ratio": ratio} for each in pairs[1:]],
+            "skipped": [[pairs[1], pairs[2]]],
+            "groups": [{"name": "some", "classes": ["low", "mid"]}],
+            "labels": [{"sample": "3", "label": "low", "suggested": "mid"}],
+        }
+        said["pairs"][0]["cost"] = 7
+        (root / f"{who}.json").write_text(summed(said))
+
+
 def _mnist(folder: Path, draw: np.random.Generator) -> None:
     folder.mkdir()
-    for part, n in (("train", 60), ("t10k", 20)):
-        images, labels = draw.integers(0, 255, (n, 28, 28), dtype=np.uint8), np.arange(n, dtype=np.uint8) % 10
+    for part, n in (("train", 5020), ("t10k", 20)):  # 5,000 are for validation
+        images, labels = np.zeros((n, 28, 28), np.uint8), np.arange(n, dtype=np.uint8) % 10
+        images[:20] = draw.integers(0, 255, (20, 28, 28))
         for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
             header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape)
             (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes(), mtime=0))
@@ -99,8 +164,10 @@ def _cifar(folder: Path, draw: np.random.Generator) -> None:
     folder.mkdir()
     with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz", compresslevel=1) as tar:
         for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
-            rows = draw.integers(0, 4, (20, 3072), dtype=np.uint8)
-            content = pickle.dumps({b"data": rows, b"labels": [i % 10 for i in range(20)]}, protocol=2)
+            n = 5000 if name == "data_batch_5" else 20  # 5,000 are for validation
+            rows = np.zeros((n, 3072), np.uint8)
+            rows[:20] = draw.integers(0, 4, (20, 3072))
+            content = pickle.dumps({b"data": rows, b"labels": [i % 10 for i in range(n)]}, protocol=2)
             info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))

@@ -11,20 +11,24 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import changes
 from changes import (
     Change,
+    answers_of,
     any_of,
+    bytes_or_place,
     csv_of,
     header_of,
     json_of,
     lines_of,
     manifest_of,
+    npz_of,
     onnx_of,
     packed_of,
+    parquet_of,
     png_of,
     tensors_of,
     toml_of,
+    zip_of,
 )
 
 
@@ -32,7 +36,7 @@ from changes import (
 class Reader:
     file: str  # that is changed; "" where the hostile thing is a word of the command
     commands: tuple[str, ...]
-    change: Change = changes.bytes_or_place
+    change: Change = bytes_or_place
     words: tuple[tuple[str, ...], ...] = ()
     primed: bool = False  # the command runs once before: it writes the file
 
@@ -43,14 +47,24 @@ SAVED = (
     "report model --out OUT/r.html",
     "evaluate model table.csv",
     "fit model table.csv --costs costs.csv --epochs 0 --out OUT/m",
+    "check model table.csv --criteria limits.toml",
+    "review model table.csv --out OUT/r.html",
+    "diff model version table.csv --out OUT/d.html",
 )
-SEEING = ("predict seeing image.png photos", "report seeing --out OUT/r.html", "evaluate seeing photos")
+SEEING = (
+    "predict seeing image.png photos",
+    "report seeing --out OUT/r.html",
+    "evaluate seeing photos",
+    "review seeing photos --out OUT/r.html",
+)
 TABLE = (
     "data show table.csv",
     "predict model table.csv",
     "evaluate model table.csv",
     "costs new table.csv --out OUT/c.csv",
 )
+RULE = "fit model table.csv --costs {} --method cross_entropy --epochs 0 --out OUT/m"
+CHECK = "check model table.csv --criteria limits.toml"
 FIT = "fit baseline table.csv --costs uniform --method {0} --epochs 1 --out OUT/m --set {1}={2}"
 OPTIONS = (
     "steps",
@@ -136,7 +150,7 @@ READERS: dict[str, Reader] = {
     ),
     "csada.toml": Reader(
         "csada.toml",
-        ("train", "fit", "report", "predict new.csv", "costs check", "evaluate", "data show", "compare"),
+        ("train", "fit", "report", "predict new.csv", "costs check", "evaluate", "data show", "compare", "check"),
         any_of(toml_of),
     ),
     "costs": Reader(
@@ -153,7 +167,7 @@ READERS: dict[str, Reader] = {
     ),
     "table": Reader(
         "table.csv",
-        (*TABLE, "data show table.csv --label side --ignore age", "init table.csv --out OUT/p"),
+        (*TABLE, "data show table.csv --label risk --ignore age", "init table.csv --out OUT/p"),
         any_of(csv_of),
     ),
     "new rows": Reader("new.csv", ("predict model new.csv", "predict model.onnx new.csv"), any_of(csv_of)),
@@ -199,7 +213,63 @@ READERS: dict[str, Reader] = {
         any_of(json_of),
     ),
     "cache": Reader("cache/*", ("data show photos", "evaluate seeing photos"), primed=True),
-    "limits.toml": Reader("limits.toml", ("@limits limits.toml",), any_of(toml_of)),
+    "limits.toml": Reader(
+        "limits.toml",
+        (CHECK, f"{CHECK} --json", RULE.format("costs.csv") + " --limits limits.toml"),
+        any_of(toml_of),
+    ),
+    "groups": Reader("groups.csv", (f"{CHECK} --groups groups.csv --junit OUT/c.xml",), any_of(csv_of)),
+    "checks.json": Reader(
+        "checked/checks.json",
+        (
+            "check checked table.csv --criteria csada.toml --groups groups.csv --junit OUT/c.xml",
+            "check checked table.csv --criteria limits.toml",
+            "report checked --out OUT/r.html",
+        ),
+        any_of(manifest_of),
+    ),
+    "answers": Reader(
+        "anna.json",
+        (
+            "costs merge anna.json ben.json --out OUT/c.csv",
+            "costs merge ben.json anna.json --out OUT/c.csv --json",
+            "costs merge matrix.csv anna.json --out OUT/c.csv",
+        ),
+        any_of(answers_of),
+    ),
+    "costs with referral": Reader(
+        "referred.csv",
+        (
+            "costs check referred.csv",
+            "costs merge referred.csv matrix.csv --out OUT/c.csv",
+            RULE.format("referred.csv"),
+            "decide scores.csv --costs referred.csv --out OUT/d.csv",
+        ),
+        any_of(csv_of),
+    ),
+    **{
+        f"scores.{suffix}": Reader(
+            f"scores.{suffix}",
+            (
+                f"decide scores.{suffix} --costs costs.csv --out OUT/d.csv",
+                f"decide scores.{suffix} --costs referred.csv --out OUT/d.csv --save OUT/m --json",
+                f"data show scores.{suffix}",
+            ),
+            any_of(*changes),
+        )
+        for suffix, changes in (("csv", [csv_of]), ("npz", [npz_of, zip_of]), ("parquet", [parquet_of]))
+    },
+    "priors": Reader(
+        "priors.csv",
+        (
+            "fit model table.csv --costs costs.csv --priors priors.csv --out OUT/m",
+            "diff model version table.csv --priors priors.csv",
+        ),
+        any_of(csv_of),
+    ),
+    "CHANGES.md": Reader(
+        "version/CHANGES.md", ("fit version table.csv --costs costs.csv --priors priors.csv --out OUT/m",)
+    ),
     "--set": Reader(
         "", (FIT,), words=(("csada", "sosr", "cost_weighted", "mixup", "cross_entropy", "metacost"), OPTIONS, GIVEN)
     ),
@@ -220,6 +290,17 @@ READERS: dict[str, Reader] = {
             "report model --out {0}",
             "train table.csv --epochs 1 --out {0}",
             "data show photos --figure {0}",
+            f"{CHECK} --junit {{0}}",
+            f"{CHECK} --groups {{0}}",
+            "check model table.csv --criteria {0}",
+            "decide scores.csv --costs costs.csv --out {0}",
+            "decide {0} --costs costs.csv --out OUT/d.csv",
+            "costs merge anna.json ben.json --out {0}",
+            "costs merge anna.json {0} --out OUT/c.csv",
+            "review model table.csv --out {0}",
+            "diff model version table.csv --out {0}",
+            "evaluate model table.csv --scores {0}",
+            "predict model new.csv --out {0}",
         ),
         words=(
             (
@@ -252,8 +333,7 @@ def prepare(reader: str, folder: Path) -> None:
     os.mkfifo(folder / "pipe")
 
 
-def words_of(reader: Reader, rng: Random) -> list[str]:
-    command = rng.choice(reader.commands)
+def words_of(command: str, reader: Reader, rng: Random) -> list[str]:
     drawn = [rng.choice(some) for some in reader.words]
     found: list[Any] = [word.format(*drawn) if "{" in word else word for word in command.split()]
     return [word.replace("OUT", "out") for word in found]

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import os
+import platform
 import re
 import resource
 import shlex
@@ -23,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -122,21 +125,10 @@ def child(words: list[str], folder: Path) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.argv = ["csada", *words]
     try:
-        if words[0] == "@limits":
-            from csada.decisions.limits import Limits
-
-            sys.argv = ["csada", "--help"]
-            Limits.read(words[1]).resolved(("low", "mid", "high"))
         main()
         return 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except ValueError as error:
-        if words[0] == "@limits" and type(error).__name__ == "InputError":
-            print(f"csada: {error}", file=sys.stderr)
-            return 2
-        traceback.print_exc()
-        return 1
     except BaseException:
         traceback.print_exc()
         return 1
@@ -181,7 +173,8 @@ def judged(code: int, seconds: float, folder: Path) -> str:
         return "a hang" if seconds >= SECONDS else f"signal {-code}"
     if code not in CODES:
         return f"the exit code {code}"
-    if code and "Usage:" not in err and not last.startswith("csada: "):
+    verdict = re.search(r'^(fail|not enough samples): |"verdict": "', out, re.MULTILINE)  # of csada check
+    if code and "Usage:" not in err and not last.startswith("csada: ") and not (code in (1, 3) and verdict):
         return f"no line that says why: {lines[-3:]}"
     if any(len(line) > 20_000 for line in lines):
         return f"a line of {max(map(len, lines)):,} letters"
@@ -196,23 +189,77 @@ def case(seed: int, number: int, template: Path, folder: Path, names: list[str])
     rng = Random(f"{seed}:{number}")
     name = names[number % len(names)]
     reader = READERS[name]
+    words = words_of(rng.choice(reader.commands), reader, rng)
+    what = made(name, words, template, folder, rng)
+    code, seconds = started(words, folder)
+    told = f"csada {shlex.join(words)!r:.160} [{what[:120]}]"
+    return Outcome(number, name, told, judged(code, seconds, folder), code, round(seconds, 2))
+
+
+def made(name: str, words: list[str], template: Path, folder: Path, rng: Random | None) -> str:
+    """The folder of a case, and what was changed in it; without rng nothing is."""
+    reader = READERS[name]
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(template, folder)
+    unused = [name for name in ("mnist", "cifar") if not reader.file.startswith(name)]  # they are large
+    shutil.copytree(template, folder, ignore=lambda where, _: unused if where == str(template) else [])
     (folder / "out").mkdir()
     prepare(name, folder)
-    words = words_of(reader, rng)
-    if "csada.toml" not in reader.file:
+    if "csada.toml" not in reader.file and "csada.toml" not in words:
         (folder / "csada.toml").unlink()
     if reader.primed:
         started(words, folder)
         for stream in ("stdout", "stderr"):
             (folder / stream).unlink(missing_ok=True)
-    what = ""
-    if reader.file:
-        what = reader.change(rng.choice(sorted(folder.glob(reader.file))), rng)
-    code, seconds = started(words, folder)
-    told = f"csada {shlex.join(words)!r:.160} [{what[:120]}]"
-    return Outcome(number, name, told, judged(code, seconds, folder), code, round(seconds, 2))
+    return reader.change(rng.choice(sorted(folder.glob(reader.file))), rng) if reader.file and rng else ""
+
+
+def not_good(template: Path, folder: Path, names: list[str]) -> list[str]:
+    """Commands that refuse their files as they are: cases of them would try little."""
+    found = []
+    for name in names:
+        for command in READERS[name].commands if READERS[name].file else ():
+            words = words_of(command, READERS[name], Random(0))
+            made(name, words, template, folder, None)
+            code, _ = started(words, folder)
+            if code and not (words[0] == "check" and code in (1, 3)):  # a verdict
+                found.append(f"{command}: {code}, {(folder / 'stderr').read_text().strip()[-300:]}")
+    return found
+
+
+def record(path: Path, seed: int, found: list[Outcome]) -> None:
+    """Cases by reader and exit code, and what went wrong by name; sums are of runs of this code alone."""
+    from csada import __version__
+    from csada.reading import write_json
+
+    here = Path(__file__).resolve()
+    code = [*here.parents[2].glob("src/csada/**/*.py"), *here.parent.glob("*.py")]
+    said = hashlib.sha256()
+    for file in sorted(code):
+        said.update(file.read_bytes())
+    names = ("torch", "numpy", "pillow", "onnxruntime", "pyarrow", "safetensors")
+    versions = {"csada": __version__, "python": platform.python_version()} | {n: version(n) for n in names}
+    about = {"code": said.hexdigest(), "versions": versions, "limits": {"seconds": SECONDS, "bytes": MEMORY}}
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    runs = [{"code": earlier["code"]} | run for run in earlier.get("runs", ())]
+    runs = [run for run in runs if (run["code"], run["seed"]) != (about["code"], seed)]
+    readers: dict[str, Counter[str]] = {name: Counter() for name in READERS}
+    for each in found:
+        readers[each.reader][str(each.code)] += 1
+    failures = [f"{seed}:{each.number} {each.reader}: {each.wrong} {each.what}" for each in found if each.wrong]
+    slowest = max(each.seconds for each in found)
+    own = {"code": about["code"], "seed": seed, "cases": len(found), "slowest_seconds": slowest, "failures": failures}
+    runs.append(own | {"exit_codes": {name: dict(sorted(codes.items())) for name, codes in readers.items() if codes}})
+    total: Counter[str] = Counter()
+    per_reader: Counter[str] = Counter()
+    now = [run for run in runs if run["code"] == about["code"]]
+    for run in now:
+        for name, codes in run["exit_codes"].items():
+            total.update(codes)
+            per_reader[name] += sum(codes.values())
+    sums = {"cases": sum(per_reader.values()), "failures": sum(len(run["failures"]) for run in now)}
+    sums["cases_of_earlier_code"] = sum(run["cases"] for run in runs) - sums["cases"]
+    sums |= {"exit_codes": dict(sorted(total.items())), "cases_of_readers": dict(per_reader)}
+    write_json(path, {"date": time.strftime("%Y-%m-%d", time.gmtime())} | about | sums | {"runs": runs})
 
 
 def main() -> int:
@@ -220,7 +267,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", help="SEED:NUMBER, to see one again")
+    parser.add_argument("--good", action="store_true", help="run every command on files that nobody changed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--record", type=Path, help="a JSON file: what was run is added to what it holds of this code")
     parser.add_argument("--readers", nargs="*", help=f"of: {', '.join(READERS)}")
     given = parser.parse_args()
     names = given.readers or list(READERS)
@@ -234,6 +283,11 @@ def main() -> int:
     good.write(root / "good", started)
     gc.collect()
     gc.freeze()  # what is shared stays shared
+    if given.good:
+        found = not_good(root / "good", root / "case", names)
+        print(*found, f"{len(found)} commands refuse good files", sep="\n")
+        shutil.rmtree(root)
+        return int(bool(found))
     if given.case:
         seed, number = map(int, given.case.split(":"))
         outcome = case(seed, number, root / "good", root / "case", names)
@@ -276,6 +330,8 @@ def main() -> int:
         f"exit codes {dict(sorted(codes.items()))}; the slowest took {slowest.seconds} s ({slowest.reader})", end="; "
     )
     print(f"{len(wrong)} went wrong")
+    if given.record:
+        record(given.record, given.seed, found)
     return int(bool(wrong) or any(ended) or len(found) != given.cases)
 
 

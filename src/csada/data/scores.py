@@ -11,7 +11,12 @@ Values are kept in float64, so that what is read decides as what was written; on
 
 from __future__ import annotations
 
+import lzma
+import sys
+import tokenize
 import zipfile
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from csada.bounds import check
 from csada.costs import did_you_mean
 from csada.data.splits import PARTS, Part, Splits, as_ids, by_content, hashed, scaled
 from csada.errors import InputError
@@ -37,6 +43,10 @@ CHUNK = 65_536  # rows read at once
 LARGEST = 2**34  # bytes of an NPZ file's arrays
 MOST = 50_000  # labelled rows of validation, and of test: more take minutes and tell no more
 NONE = -1  # no label
+DAMAGED = (  # what reading the arrays of a ZIP file raises
+    *(OSError, ValueError, EOFError, RuntimeError, SyntaxError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError),
+)
 
 Floats = NDArray[np.float64]
 
@@ -200,12 +210,16 @@ def _columns(path: Path, header: Sequence[str]) -> tuple[list[str], list[str]]:
         raise InputError(
             f"{path} has these columns of scores: {found}; two or more are needed, all p:CLASS or all z:CLASS"
         )
+    check("classes", len(columns), f"{path} has columns for {len(columns):,} classes")
+    used = [name for name in header if name in others or kind(name) is not None]
     names = [*others, *(name.partition(":")[2] for name in columns)]
-    if twice := [n for n in {*header} & {*others, *columns} if header.count(n) > 1] or {
-        n for n in names if names.count(n) > 1
-    }:
+    if twice := _twice(used) or _twice(names):
         raise InputError(f"{path} has several columns for {min(twice)!r}; one is needed")
     return columns, others
+
+
+def _twice(names: Sequence[str]) -> list[str]:
+    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def _csv(path: Path) -> tuple[list[str], Iterator[Chunk]]:
@@ -246,8 +260,8 @@ def _parquet(path: Path) -> tuple[list[str], Iterator[Chunk]]:
     try:
         file = parquet.ParquetFile(path)
         columns, others = _columns(path, file.schema_arrow.names)
-    except (ArrowException, OSError) as error:
-        raise InputError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from None
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no Parquet file: {str(error)[:200]}") from None
 
     def chunks() -> Iterator[Chunk]:
         done = 0
@@ -266,6 +280,14 @@ def _parquet(path: Path) -> tuple[list[str], Iterator[Chunk]]:
     return columns, chunks()
 
 
+def _is_text(array: NDArray[Any]) -> bool:
+    """Whether the characters of an array of text exist: NumPy reads any 32 bits for one."""
+    if array.dtype.kind != "U" or not array.dtype.itemsize:
+        return True
+    codes = np.ascontiguousarray(array).view(array.dtype.byteorder + "u4")
+    return not ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any()
+
+
 def _npz(path: Path) -> tuple[list[str], Iterator[Chunk]]:
     """Arrays id [N], label [N] and, if there is one, part [N], all text; classes [K], and p or z [N, K]."""
     try:
@@ -274,10 +296,13 @@ def _npz(path: Path) -> tuple[list[str], Iterator[Chunk]]:
                 raise InputError(f"{path} holds more than {LARGEST:,} bytes")
         with np.load(path, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in ("id", "label", "part", "classes", "p", "z") if name in arrays}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} is no NPZ file of plain arrays: {str(error).splitlines()[0]}") from None
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{path} is no NPZ file of plain arrays: {why}") from None
+    if strange := [name for name, each in found.items() if not _is_text(each)]:
+        raise InputError(f"{path}: {strange[0]} holds text that is no Unicode")
     which = next((name for name in ("p", "z") if name in found), None)
     if which is None or "classes" not in found:
         raise InputError(

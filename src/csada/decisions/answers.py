@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from csada.bounds import check
 from csada.costs import CostMatrix, did_you_mean
 from csada.decisions.elicit import Compared, fit_scale, from_groups, rounded
 from csada.errors import InputError
@@ -84,17 +86,19 @@ class Answers:
         if self.format != FORMAT:
             raise InputError(f"format is {self.format}; this version of csada reads {FORMAT}")
         CostMatrix(self.start, self.classes, self.referral_cost)
-        grouped = [name for group in self.groups for name in group.classes]
-        if twice := [name for name in grouped if grouped.count(name) > 1]:
+        check("answers", len(self.comparisons), f"{len(self.comparisons):,} comparisons")
+        known, listed = {*self.classes}, Counter(self._listed)
+        grouped = Counter(name for group in self.groups for name in group.classes)
+        if twice := [name for name, times in grouped.items() if times > 1]:
             raise InputError(f"class {twice[0]!r} stands in two groups")
-        for name in [*(name for pair in self._listed for name in pair), *grouped]:
-            if name not in self.classes:
+        for name in [*(name for pair in listed for name in pair), *grouped]:
+            if name not in known:
                 raise InputError(f"unknown class {name!r}{did_you_mean(name, self.classes)}")
-        for pair in self._listed:
-            if self._listed.count(pair) > 1 or pair[0] == pair[1]:
+        for pair, times in listed.items():
+            if times > 1 or pair[0] == pair[1]:
                 raise InputError(f"pair {pair[0]!r}, {pair[1]!r} stands there twice, or is no mistake")
         for answer in self.comparisons:
-            if answer.first == answer.second or {answer.first, answer.second} - {*self._listed}:
+            if answer.first == answer.second or not {answer.first, answer.second} <= listed.keys():
                 raise InputError(f"a comparison of {answer.first} with {answer.second}, which are not two listed pairs")
 
     @property
@@ -115,14 +119,16 @@ class Answers:
     def costs(self) -> CostMatrix:
         """Typed costs, fitted ones, those that follow from groups, and elsewhere what the page began with."""
         start = CostMatrix(self.start, self.classes)
-        at = [(start.index(y), start.index(z)) for y, z in self._listed]
+        number = {name: k for k, name in enumerate(self.classes)}
+        at = [(number[y], number[z]) for y, z in self._listed]
         scale = fit_scale([start.values[pair] for pair in at], self._compared, self._typed)
         values, known = start.values.copy(), np.zeros(start.values.shape, bool)
+        typed = self._typed
         for i, (pair, cost) in enumerate(zip(at, scale.costs.tolist(), strict=True)):
             if not np.isnan(cost):
-                values[pair], known[pair] = self._typed.get(i, float(rounded(cost))), True
-        group = [next((g for g, each in enumerate(self.groups) if c in each.classes), -1) for c in self.classes]
-        spread = from_groups(values, known, group)
+                values[pair], known[pair] = typed.get(i, float(rounded(cost))), True
+        of = {name: g for g, each in enumerate(self.groups) for name in each.classes}
+        spread = from_groups(values, known, [of.get(name, -1) for name in self.classes])
         return CostMatrix(np.where(spread == values, values, rounded(spread)), self.classes, self.referral_cost)
 
     @property

@@ -75,7 +75,8 @@ def fit_scale(start: Sequence[float], answers: Sequence[Compared], typed: Mappin
         shift = math.log(min(before, default=1.0)) - min(at[pair] for pair in together)
         at |= {pair: at[pair] + shift for pair in together}
     for pair in compared:
-        costs[pair] = typed.get(pair, math.exp(at[pair]))
+        with np.errstate(over="ignore"):  # no cost is infinite: who makes a table of it refuses
+            costs[pair] = typed.get(pair, float(np.exp(at[pair])))
     residuals, leverage = np.full(len(answers), np.nan), np.ones(len(answers))
     for k, own in zip(used, np.einsum("ki,ij,kj->k", design, inverse, design), strict=True):
         first, second, ratio = answers[k]
@@ -138,13 +139,15 @@ def from_groups(costs: Floats, known: NDArray[np.bool_], group: Sequence[int]) -
     group: [K], -1 for a class in none. Pairs of which no group knows anything keep their cost.
     """
     found, of = costs.copy(), np.asarray(group)
-    for g in set(group) - {-1}:
-        for h in set(group) - {-1}:
-            cell = np.outer(of == g, of == h) & ~np.eye(len(of), dtype=bool)
-            values = costs[cell & known]
-            if len(values):
-                positive = values[values > 0]
-                found[cell & ~known] = np.exp(np.log(positive).mean()) if len(positive) else 0.0
+    members = {g: np.flatnonzero(of == g) for g in set(group) - {-1}}
+    open_ = ~known & ~np.eye(len(of), dtype=bool)
+    for g, h in {(group[y], group[z]) for y, z in np.argwhere(known).tolist() if y != z}:
+        if -1 in (g, h):
+            continue
+        cell = np.ix_(members[g], members[h])
+        values = costs[cell][known[cell] & (members[g][:, None] != members[h])]
+        positive = values[values > 0]
+        found[cell] = np.where(open_[cell], np.exp(np.log(positive).mean()) if len(positive) else 0.0, found[cell])
     return found
 
 

@@ -15,6 +15,7 @@ A referred case is never a mistake, so referring everything keeps every limit bu
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -197,17 +198,18 @@ class Limits:
     def resolved(self, classes: Sequence[str]) -> tuple[Limit, ...]:
         """Every limit with the numbers of its classes; one about the same thing twice is refused."""
         found = tuple(self._each(classes))
-        names = [limit.name for limit in found]
-        for name in names:
-            if names.count(name) > 1:
+        for name, times in Counter(limit.name for limit in found).items():
+            if times > 1:
                 raise InputError(f"there are two limits on {name}; keep one")
         return found
 
     def _each(self, classes: Sequence[str]) -> Iterator[Limit]:
+        numbers = {name: k for k, name in enumerate(classes)}
+
         def number(name: str) -> int:
-            if name not in classes:
+            if name not in numbers:
                 raise InputError(f"a limit names the unknown class {name!r}{did_you_mean(name, classes)}")
-            return list(classes).index(name)
+            return numbers[name]
 
         def sure(given: Pair | AtLeast | AtMost) -> float:
             return self.confidence if given.confidence is None else given.confidence

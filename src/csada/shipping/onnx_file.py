@@ -28,6 +28,7 @@ OUTPUTS = {
     "criterion": "[N, K] float64: what the decision has least of",
 }
 SEAL = re.compile(rb'"sha256": "([0-9a-f]{64})"')  # in the description: the hash of the file with zeros in its place
+FATAL = 4  # what is less, onnxruntime raises too, and its log would come before our one line
 UNSEALED = "0" * 64
 
 WIDE = ("probabilities", "expected_costs", "criterion")
@@ -77,7 +78,9 @@ def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:
         why = "is damaged, or of an older csada: its hash is wrong" if described else "was not written by csada"
         raise InputError(f"{path} {why}; use csada export")
     try:
-        session = onnxruntime.InferenceSession(content, providers=providers)
+        quiet = onnxruntime.SessionOptions()
+        quiet.log_severity_level = FATAL
+        session = onnxruntime.InferenceSession(content, quiet, providers=providers)
         text = session.get_modelmeta().custom_metadata_map.get(METADATA)
     except Exception as error:  # onnxruntime's exceptions share no other base
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -96,6 +99,7 @@ def _decided(session: Any, path: str, classes: int, given: Sequence[Array]) -> S
     import onnxruntime
 
     options = onnxruntime.RunOptions()
+    options.log_severity_level = FATAL
     limit = Timer(most("seconds"), setattr, (options, "terminate", True))
     limit.start()
     try:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from csada import bounds
 from csada.classifier import Classifier
 from csada.costs import did_you_mean
 from csada.data.splits import PARTS, Part, Splits, hashed
@@ -217,6 +218,7 @@ def read_groups(path: Path, splits: Splits, needed: Sequence[str], source: str =
         if groups.setdefault(name, group) != group:
             raise InputError(f"{path}, line {line}: {name} is in the group {groups[name]!r} already; keep one")
         strange += [name] * (name not in every)
+    bounds.check("groups", found := len({*groups.values()}), f"{path} names {found:,} groups")
     if strange:
         near = did_you_mean(strange[0], sorted(every)).partition("; known")[0]
         raise InputError(f"{path} names {len(strange):,} {first}s that {splits.name} lacks, first {strange[0]}{near}")

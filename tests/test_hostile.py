@@ -195,7 +195,7 @@ def test_groups_and_comparisons_have_their_bounds(tmp_path, monkeypatch):
 def _answers(pairs, ratios):
     (a, b), classes = [(pair.truth, pair.predicted) for pair in pairs], ("a", "b")
     compared = tuple(Comparison(a, b, ratio) for ratio in ratios)
-    return Answers(1, "", "", classes, "", "", ((0.0, 1.0), (1.0, 0.0)), pairs, compared)
+    return Answers(1, "", "", classes, "", "", ((0.0, 1.0), (1.0, 0.0)), pairs, comparisons=compared)
 
 
 def test_an_expert_whose_costs_are_beyond_all_numbers_is_refused():

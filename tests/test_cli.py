@@ -114,18 +114,14 @@ def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path):
 def test_a_run_that_is_stopped_says_what_is_kept_and_the_same_command_resumes(tmp_path, sent, code):
     words = ("train", "digits", "--model", "cnn", "--scale", "0.2", "--epochs", "100000", "--out", tmp_path / "m")
     program = [sys.executable, "-m", "csada", *map(str, words)]
-    run = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background job ignores Ctrl-C
+    run = subprocess.Popen(program, preexec_fn=heard, **piped)
     try:
         while run.poll() is None and not list(tmp_path.glob("m/.csada/*/checkpoint-0")):
             pass
         run.send_signal(sent)
-        try:
-            out, err = run.communicate(timeout=30)
-        except (
-            subprocess.TimeoutExpired
-        ):  # it came while Python called back from C, which drops exceptions: press again
-            run.send_signal(sent)
-            out, err = run.communicate(timeout=30)
+        out, err = run.communicate(timeout=60)
     finally:
         run.kill()
     assert (run.returncode, out) == (code, "")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -160,6 +161,8 @@ class Mortal(nn.Module):
 
     def forward(self, x):
         if os.environ.get("RANK") == "1" and self.doom.exists() and self.checkpoint.exists():
+            if os.environ.get("GROUP_WORLD_SIZE") == "2":  # the node: torchrun goes too
+                os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         return self.net(x)
 
@@ -191,6 +194,49 @@ def test_a_dead_rank_ends_the_run_and_a_restart_resumes_it(tmp_path):
     assert_same((weights(alone), losses(alone)), (weights(resumed), losses(resumed)))
     assert [epoch for epoch, _ in seen] == list(range(kept + 1, 7))
     assert seen[-1][1] == resumed.history[-1]["cost"] == csada.evaluate(resumed.model, data, COSTS).total_cost
+
+
+NODE = """
+import os, sys, torch, csada
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_parallel as t
+folder = Path(sys.argv[2])
+model, data = t.problem()
+model = t.Mortal(model, folder / "doom", folder / "run.pt")
+f = csada.fit(model, data, "csada", t.COSTS, devices=1, num_nodes=2, checkpoint=folder / "run.pt", **t.LONGER)
+torch.save((t.weights(f), t.losses(f)), folder / f"out{os.environ['RANK']}")
+"""
+LONGER = {"epochs": 6, "lr": 0.05, "batch_size": 12, "estimator": "unbiased", **ATTACK}
+
+
+def test_a_node_of_two_dies_and_both_started_again_make_the_update_of_one_process(tmp_path):
+    """Two torchrun, as on two machines, which meet at a port of the loopback interface."""
+    (tmp_path / "run.py").write_text(NODE)
+
+    def nodes():
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
+        command += ["--master_addr=127.0.0.1", f"--master_port={port}"]
+        own = [str(tmp_path / "run.py"), str(Path(__file__).parent), str(tmp_path)]
+        quiet = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "stderr": subprocess.PIPE, "text": True}
+        started = [subprocess.Popen([*command, f"--node_rank={n}", *own], **quiet) for n in (0, 1)]
+        told = [process.communicate(timeout=180)[1] for process in started]
+        return [process.returncode for process in started], told
+
+    (tmp_path / "doom").touch()
+    codes, _ = nodes()
+    assert codes[0] not in (0, None) and codes[1] == -signal.SIGKILL
+    kept = len(read_checkpoint(tmp_path / "run.pt").history)
+    assert 0 < kept < 6 and not (tmp_path / "out0").exists()
+    (tmp_path / "doom").unlink()
+    codes, told = nodes()
+    assert codes == [0, 0], told
+    model, data = problem()
+    alone = csada.fit(Mortal(model, tmp_path, tmp_path), data, "csada", COSTS, **LONGER)
+    for rank in (0, 1):
+        assert_same((weights(alone), losses(alone)), torch.load(tmp_path / f"out{rank}"))
 
 
 def test_a_script_without_a_guard_ends_with_the_way_out(tmp_path):

@@ -44,11 +44,13 @@ def run_here(path, folder):
     return report
 
 
-def start(spec, folder, *more, **kw):
+def start(spec, folder, *more, address="", **kw):
     command = [sys.executable, "-m", "csada", "reproduce", spec, "--scale", "smoke"]
     command += ["--runs", folder / "runs", "--results", folder / "results", *more]
     pipe = subprocess.PIPE
-    return subprocess.Popen([*map(str, command)], stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT, **kw)
+    return subprocess.Popen(
+        [*map(str, command)], stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT | {"RAY_ADDRESS": address}, **kw
+    )
 
 
 def finished(process):

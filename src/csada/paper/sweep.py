@@ -1,24 +1,20 @@
 """Do the runs of an experiment that are missing, and collect what is there into one record.
 
 Whoever works on a run (run.py) holds a lock on its folder, which the kernel frees however the process ends; so any number of
-runners share one folder, and a worker is just another runner.
+runners share one folder, and a worker (workflow/engine.py) is just another runner.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from csada.data.fetch import Progress
 from csada.files import TEMPORARY, write_text
@@ -26,10 +22,10 @@ from csada.folders import LOCK, OWN, locked
 from csada.paper.run import BASELINES, Entry, Run, execute, read_run
 from csada.paper.spec import Selection, Spec, baseline_configs, epochs, run_configs
 from csada.reading import read_json
+from csada.workflow.engine import POLL, Answer, Engine, Task, carry_out
 from csada.workflow.runs import identity
 
 FORMAT = 1
-POLL = 0.5  # seconds between two looks at runs that others work on
 
 
 @dataclass
@@ -87,7 +83,7 @@ def run_experiment(
     data_dir: str | os.PathLike[str] | None = None,
     all_pairs: bool = False,
     only: Selection | None = None,
-    workers: int = 1,
+    engine: Engine | None = None,
     limit_minutes: float | None = None,
     carried: Path | None = None,
     on_progress: Progress | None = None,
@@ -102,7 +98,7 @@ def run_experiment(
     on_progress(done, total) counts epochs of the whole sweep. After `limit_minutes` no further run is started.
     """
     deadline = math.inf if limit_minutes is None else time.time() + 60 * limit_minutes
-    only = only or Selection()
+    only, engine, runs_dir = only or Selection(), engine or Engine(), runs_dir.resolve()
     only.check(spec)
 
     def made() -> Runs:
@@ -113,7 +109,7 @@ def run_experiment(
     report = SweepReport()
     if not plan.runs:  # the baselines decide the pairs
         untrained = [run for run in plan.baselines if not run.done]
-        do_runs(untrained, data_dir, deadline, workers, on_progress and Epochs(untrained, on_progress), report)
+        do_runs(untrained, data_dir, deadline, engine, on_progress and Epochs(untrained, on_progress), report)
         plan = made()
     missing, needed = plan.missing(), plan.needed()
     for run in (*plan.baselines, *plan.runs):
@@ -121,80 +117,47 @@ def run_experiment(
             clean(run.folder, finished=True)
     report.skipped += [run.name for run in plan.runs if run not in missing]
     tell = on_progress and Epochs(needed + missing, on_progress)
-    do_runs(needed, data_dir, deadline, workers, tell, report)
-    do_runs(missing, data_dir, deadline, workers, tell, report)
+    do_runs(needed, data_dir, deadline, engine, tell, report)
+    do_runs(missing, data_dir, deadline, engine, tell, report)
     return report
 
 
 def do_runs(
-    runs: list[Run], data_dir: Any, deadline: float, workers: int, tell: Callable[[], None] | None, report: SweepReport
+    runs: list[Run],
+    data_dir: Any,
+    deadline: float,
+    engine: Engine,
+    tell: Callable[[], None] | None,
+    report: SweepReport,
 ) -> None:
-    """Do the runs here or in `workers` processes, and enter them into the report."""
-    if workers == 1 or len(runs) < 2:
-        done, failed = work(runs, data_dir, deadline, 0, tell)
-    else:
-        done, failed = [], {}
-        spawn = multiprocessing.get_context("spawn")
-        channels: list[Any] = []
-        for number in range(min(workers, len(runs))):
-            receiver, sender = spawn.Pipe(duplex=False)
-            spawn.Process(target=worker, args=(sender, runs, data_dir, deadline, number)).start()
-            sender.close()
-            channels.append(receiver)
-        while channels:
-            ready: list[Any] = wait(channels, POLL)
-            for channel in ready:
-                channels.remove(channel)
-                with suppress(EOFError):  # its process was killed: what it worked on is not done, see below
-                    theirs, reasons = channel.recv()
-                    done, failed = done + theirs, failed | reasons
-            if tell:
-                tell()
+    """Do the runs, and enter them into the report."""
+    tasks = [Task(run.name, partial(attempt, run, data_dir)) for run in runs]
+    done, failed = carry_out(tasks, engine, deadline, tell)
     for run in runs:
         if run.done:
             (report.done if run.name in done else report.skipped).append(run.name)
         elif run.name in failed:
             report.failed[run.name] = failed[run.name]
-        elif time.time() > deadline:
-            report.left.append(run.name)
+        elif run.name in done:
+            report.failed[run.name] = f"{run.folder} is not the same on every node; give a shared folder with --runs"
         else:
-            report.failed[run.name] = "its process ended before it was done; start again to continue"
+            report.left.append(run.name)
 
 
-def worker(channel: Connection, *arguments: Any) -> None:
-    channel.send(work(*arguments))
-
-
-def work(
-    runs: Sequence[Run], data_dir: Any, deadline: float, number: int, tell: Callable[[], None] | None = None
-) -> tuple[list[str], dict[str, str]]:
-    """Go round the runs, doing those that nobody works on, until all are done or failed here; what we did, what failed."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(number % torch.cuda.device_count())
-    done: list[str] = []
-    failed: dict[str, str] = {}
-    pending = list(runs)
-    while pending := [run for run in pending if not run.done and run.name not in failed]:
-        busy = True
-        for run in pending:
-            if time.time() > deadline:
-                return done, failed
-            try:
-                with locked(run.folder) as mine:
-                    if mine and not run.done:
-                        busy = False
-                        clean(run.folder)
-                        try:
-                            execute(run, data_dir, tell)
-                        finally:
-                            clean(run.folder)  # before somebody else holds the lock
-                        clean(run.folder, finished=True)
-                        done.append(run.name)
-            except Exception as error:
-                failed[run.name] = f"{type(error).__name__}: {error}".replace("\n", " ")
-        if busy:
-            time.sleep(POLL)  # others hold all that is left
-    return done, failed
+def attempt(run: Run, data_dir: Any, *, tell: Callable[[], None] | None = None) -> Answer:
+    """The run, if nobody works on it and nobody did it."""
+    with locked(run.folder) as mine:
+        if not mine:
+            return "busy"
+        if run.done:
+            return "known"
+        clean(run.folder)
+        try:
+            execute(run, data_dir, tell)
+        finally:
+            clean(run.folder)  # before somebody else holds the lock
+        clean(run.folder, finished=True)
+        return "done"
 
 
 def clean(folder: Path, *, finished: bool = False) -> None:

@@ -28,7 +28,8 @@ from csada.errors import Diverged, InputError
 from csada.evaluation import Scores
 from csada.models.modes import borrowed_threads
 from csada.training import Epoch
-from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_candidates
+from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_ahead, train_candidates
+from csada.workflow.engine import Engine
 from csada.workflow.fit import Made, check_limits, checked, concluded
 from csada.workflow.folds import not_again, out_of_fold, scores_of
 from csada.workflow.runs import lines as typed
@@ -60,6 +61,7 @@ def auto(
     seen: str = "refuse",
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
+    engine: Engine | None = None,
 ) -> Classifier:
     """The classifier that costs least on validation among the given one and averages of networks trained from it.
 
@@ -68,7 +70,8 @@ def auto(
     0 trains nothing and chooses views and rule. minutes: no training starts that would end later; else the candidates take
     no more epochs than the given model did. With fewer than FEWEST validation samples, choices are made on out-of-fold scores
     where the given model can be trained again; else only its rule is fitted. budget, refer, seen, checkpoints, on_epoch: as
-    for `improve`.
+    for `improve`. engine: where candidates are trained side by side, if there are checkpoints and no time limit; None: one
+    after the other, here.
     """
     if members < 1:
         raise InputError(f"members is {members}; 1 or more are needed")
@@ -113,6 +116,8 @@ def auto(
             history.extend(line | {"epoch": before + line["epoch"]} for line in lines)
             yield each.name, member
 
+    if engine is not None and checkpoints is not None and minutes is None:
+        train_ahead(classifier, splits, tried, checkpoints, engine)
     with borrowed_threads(threads_for(splits.shape)):
         library = {"given": replace(classifier.start, temperature=1.0, weight=1.0)} | dict(trained(tried))
         seen_as = tuple(dict.fromkeys(("identity", *shown)))  # the budget is counted from the samples as they are

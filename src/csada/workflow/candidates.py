@@ -26,9 +26,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,7 @@ from csada.methods.distillation import Distillation, Teacher
 from csada.models import MODELS, create
 from csada.models.modes import best_precision, borrowed_threads, device_of
 from csada.training import Epoch, fit, make_method, split_options
+from csada.workflow.engine import Answer, Engine, Task, carry_out
 from csada.workflow.fit import checkpoint
 from csada.workflow.runs import environment
 from csada.workflow.settings import Options, default_model, kind_of, options_for, restart, threads_for
@@ -200,6 +202,24 @@ def train_candidate(
     with borrowed_threads(threads_for(splits.shape)):
         fitted = fit(net, splits, method, candidate.costs, checkpoint=kept, on_epoch=each, **options)
     return Member(fitted.model, given.architecture, given.arguments), fitted.history
+
+
+def train_ahead(
+    classifier: Classifier, splits: Splits, tried: Sequence[Candidate], checkpoints: Path, engine: Engine
+) -> None:
+    """All at once, by an engine, into their checkpoints: who trains them then finds them finished.
+
+    One that failed is trained again there, which says why.
+    """
+    one = partial(_ahead, classifier, splits, checkpoints=checkpoints.resolve())
+    carry_out([Task(each.name, partial(one, each)) for each in tried], engine)
+
+
+def _ahead(
+    classifier: Classifier, splits: Splits, candidate: Candidate, *, checkpoints: Path, tell: Any = None
+) -> Answer:
+    train_candidate(classifier, splits, candidate, checkpoints=checkpoints)
+    return "done"
 
 
 def train_candidates(

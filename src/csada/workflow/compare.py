@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from csada.models.factories import check_trust
 from csada.models.modes import best_device, best_precision, borrowed_threads
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
+from csada.workflow.engine import Answer, Engine, Task, carry_out
 from csada.workflow.fit import decision_for
 from csada.workflow.project import suited, suited_size
 from csada.workflow.runs import environment, run_id
@@ -45,6 +47,7 @@ from csada.workflow.train import stages_for, train_stages
 
 FORMAT = 3
 FILE = "compare.json"
+ROWS = "rows.json"  # of a seed that an engine did
 MeanSd = tuple[float, float | None]
 
 BASELINE = "baseline"
@@ -133,6 +136,7 @@ def compare(
     on_progress: Progress | None = None,
     on_start: Callable[[Comparison], object] | None = None,
     on_estimate: Callable[[float], object] | None = None,
+    engine: Engine | None = None,
     **own: Any,
 ) -> Comparison:
     """Every method on every seed.
@@ -141,7 +145,8 @@ def compare(
     fine-tuning; recipe and baseline_epochs those of the baseline. Model, size and recipe are those of `csada train` where
     they are not given. budget: points of accuracy that the rule may lose. out: a folder for compare.json, from which the
     same comparison resumes; more seeds are added to it. on_progress(done, total) counts epochs. on_start gets the plan
-    before training, on_estimate after the first epoch the seconds that all take at its pace. Other options belong to the
+    before training, on_estimate after the first epoch the seconds that all take at its pace. engine: where seeds are done side
+    by side, if there is `out`; None: one after the other, here. Other options belong to the
     data: size, pixels of an image's side; label and ignore, columns of a table.
     """
     if seeds < 1:
@@ -165,19 +170,20 @@ def compare(
     if on_start is not None:
         on_start(found)
     count = Count(0, seeds * plan.epochs, on_progress, on_estimate)
+    if folder is not None and engine is not None:
+        new = [seed for seed in range(seeds) if not any(run.seed == seed for run in found.runs)]
+        one = partial(rows_ahead, folder.resolve(), plan, table, budget, partial(load, data, data_dir, scale, **own))
+        carry_out([Task(f"seed {seed}", partial(one, seed)) for seed in new], engine)
     for seed in range(seeds):
         done = [run.row for run in found.runs if run.seed == seed]
         if set(plan.methods) <= set(done):
             continue
         splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
         count.done = seed * plan.epochs
-        kept = (
-            None
-            if folder is None
-            else folder / OWN / run_id(splits, model=plan.model, baseline=plan.baseline, seed=seed)
-        )
+        kept = None if folder is None else place(folder, plan, splits, seed)
+        ahead = () if kept is None or not (kept / ROWS).exists() else [read_json(kept / ROWS, Ahead).runs]
         with borrowed_threads(plan.threads):
-            for runs in one_seed(plan, table, splits, seed, budget, count, done, kept):
+            for runs in ahead or one_seed(plan, table, splits, seed, budget, count, done, kept):
                 found = replace(found, runs=(*found.runs, *runs))
                 if folder is not None:
                     write_json(folder / FILE, found)
@@ -188,6 +194,36 @@ def compare(
             with suppress(OSError):  # another run has its own there
                 kept.parent.rmdir()
     return found
+
+
+def place(folder: Path, plan: Plan, splits: Splits, seed: int) -> Path:
+    """Of what a seed keeps while it is under way."""
+    return folder / OWN / run_id(splits, model=plan.model, baseline=plan.baseline, seed=seed)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    runs: tuple[SeedRun, ...]
+
+
+def rows_ahead(
+    folder: Path,
+    plan: Plan,
+    costs: CostMatrix,
+    budget: float,
+    load: Callable[..., Splits],
+    seed: int,
+    *,
+    tell: Any = None,
+) -> Answer:
+    """All rows of a seed, kept for `compare`, which finds them done."""
+    splits = load(seed=seed)
+    kept = place(folder, plan, splits, seed)
+    if not (kept / ROWS).exists():
+        with borrowed_threads(plan.threads):
+            runs = [*one_seed(plan, costs, splits, seed, budget, Count(0, 0, None, None), (), kept)]
+        write_json(kept / ROWS, Ahead(tuple(each for rows in runs for each in rows)))
+    return "done"
 
 
 def resumed(file: Path, new: Comparison, seeds: int) -> Comparison:

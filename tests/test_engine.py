@@ -1,0 +1,201 @@
+"""Runs on a real Ray cluster of two nodes with one core each, which dies in parts; and what an engine refuses."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cli import inside
+from test_sweep import finished, numbers, run_here, start, starts, sweep
+
+import csada
+from csada.errors import InputError
+from csada.reading import read_json
+from csada.workflow.compare import Comparison
+from csada.workflow.engine import ENDED, Engine, Resources, Task, carry_out
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
+def of_ray():
+    """Processes of a cluster that are alive."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it has ended
+            continue
+        if state != "Z" and any(name in words for name in (b"raylet", b"gcs_server", b"ray::", b"default_worker.py")):
+            found.append(words.replace(b"\0", b" ")[:80])
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    pytest.importorskip("ray", reason="Ray is not installed")
+    here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    os.environ |= QUIET | {"PYTHONPATH": here}  # of the nodes
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args=SMALL | {"include_dashboard": False})
+    os.environ["RAY_ADDRESS"] = made.address
+    yield made
+    del os.environ["RAY_ADDRESS"]
+    made.shutdown()
+    deadline = time.monotonic() + 20
+    while of_ray() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not of_ray()
+
+
+def on_ray(spec, folder):
+    return start(spec, folder, "--engine", "ray", address=os.environ["RAY_ADDRESS"])
+
+
+def wait_for(what, process):
+    deadline = time.monotonic() + 90
+    while not what():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.02)
+
+
+def test_a_node_and_the_driver_die_and_the_records_are_those_of_an_undisturbed_sweep(cluster, tmp_path):
+    spec = sweep(tmp_path, epochs=30, matrices=3)
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+
+    def done():
+        return {path.parent.name for path in broken.glob("runs/sweep/*/result.json")}
+
+    def under_way():
+        return {path.parent.name for path in broken.glob("runs/sweep/*/history.jsonl")} - done()
+
+    node = cluster.add_node(**SMALL)
+    process = on_ray(spec, broken)
+    wait_for(lambda: len(under_way()) == 2, process)  # one on each node
+    first = done()
+    cluster.remove_node(node, allow_graceful=False)
+    wait_for(lambda: done() > first and under_way(), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    second, started = done(), starts(broken)
+    assert not list((broken / "results").glob("*"))
+
+    cluster.add_node(**SMALL)
+    assert "0 left, 0 failed" in finished(on_ray(spec, broken))
+    run_here(spec, whole)
+    assert numbers(broken) == numbers(whole)
+    after = starts(broken)
+    assert any(count > 1 for count in after.values())
+    assert all(after[name] == 1 for name in first)  # whatever was done was not done again
+    assert all(after[name] == started[name] for name in second)
+
+
+def test_two_drivers_on_one_sweep_do_every_run_once(cluster, tmp_path):
+    spec = sweep(tmp_path, matrices=2)
+    texts = [finished(process) for process in [on_ray(spec, tmp_path), on_ray(spec, tmp_path)]]
+    assert sum(int(text.split(" done now")[0].split()[-1]) for text in texts) == 5  # four runs and their baseline
+    assert set(starts(tmp_path).values()) == {1}
+
+
+def nowhere(*, tell):
+    raise FileNotFoundError("/data/photos is not there")
+
+
+def dies(*, tell):
+    os._exit(1)
+
+
+def waits(file, *, tell):
+    if file.exists():
+        return "done"
+    file.touch()
+    os._exit(1)
+
+
+def test_a_run_that_fails_on_a_node_says_where(cluster):
+    done, failed = carry_out([Task("a", nowhere)], Engine("ray"))
+    assert not done and failed == {
+        "a": f"FileNotFoundError: /data/photos is not there (on node {socket.gethostname()})"
+    }
+
+
+def test_code_that_a_node_lacks_is_named(cluster, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def run(*, tell): return 'done'")
+    monkeypatch.syspath_prepend(tmp_path)
+    from only_here import run
+
+    (tmp_path / "only_here.py").unlink()  # from now on it is in this process alone
+    done, failed = carry_out([Task("a", run)], Engine("ray"))
+    assert not done and "a node cannot start it: ModuleNotFoundError: No module named 'only_here'" in failed["a"]
+
+
+def test_a_worker_that_dies_is_replaced_and_a_run_that_kills_them_is_given_up(tmp_path):
+    tasks = [Task("dies", dies), Task("once", partial(waits, tmp_path / "file")), Task("later", nowhere)]
+    done, failed = carry_out(tasks, Engine(workers=2))
+    assert done == ["once"] and failed["dies"] == ENDED and "is not there" in failed["later"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--engine", "slurm"), "unknown engine 'slurm'; known: local, ray, ray://HOST"),
+        (("--engine", "ray://127.0.0.1:1"), "no Ray cluster answers at ray://127.0.0.1:1: Connection refused"),
+        (("--engine", "ray://127.0.0.1:x"), "no Ray cluster answers at ray://127.0.0.1:x"),
+        (("--per-run", "cpus"), "'cpus' is no list of resources; write cpus=2,gpus=0.5,memory_gb=4"),
+        (("--per-run", "cpu=1"), "unknown key 'cpu'; known keys: cpus, gpus, memory_gb"),
+        (("--per-run", "cpus=-1"), "cpus must be zero or more"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, words, message):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    run = inside("reproduce", sweep(tmp_path), "--scale", "smoke", *places, *words)
+    assert run.returncode == 2 and len(run.stderr.splitlines()) == 1 and message in run.stderr
+
+
+def test_without_ray_the_way_out_is_named(tmp_path):
+    (tmp_path / "ray.py").write_text("raise ImportError('no ray here')")
+    command = [sys.executable, "-m", "csada", "reproduce", sweep(tmp_path), "--scale", "smoke", "--engine", "ray"]
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    command += ["--runs", tmp_path / "runs", "--results", tmp_path / "results"]
+    run = subprocess.run([*map(str, command)], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert (
+        run.returncode == 2
+        and run.stderr == "csada: --engine ray needs Ray: pip install 'csada[ray]', or leave it out\n"
+    )
+
+
+def test_more_than_the_cluster_has_is_refused(cluster):
+    with pytest.raises(InputError, match="a run asks for 64 CPU and the cluster has"):
+        carry_out([Task("a", nowhere)], Engine("ray", resources=Resources(cpus=64)))
+
+
+def test_seeds_of_a_comparison_and_candidates_of_auto_are_done_side_by_side(cluster, tmp_path):
+    """With the numbers of doing them one after the other."""
+    plan = "compare", "digits", "--scale", "0.3", "--costs", "pareto:0", "--methods", "csada", "--seeds", "2"
+    plan += "--baseline-epochs", "3", "--epochs", "1"
+    for name, words in (("here", ()), ("there", ("--engine", "ray")), ("twice", ("--workers", "2"))):
+        assert inside(*plan, "--out", tmp_path / name, *words).returncode == 0
+    here, *others = (read_json(tmp_path / name / "compare.json", Comparison) for name in ("here", "there", "twice"))
+    assert all([run.confusion for run in found.runs] == [run.confusion for run in here.runs] for found in others)
+    assert not list(tmp_path.glob("*/.csada/*/rows.json"))
+
+    assert inside("train", "digits", "--model", "cnn", "--epochs", "4", "--out", tmp_path / "m").returncode == 0
+    fit = "fit", tmp_path / "m", "digits", "--costs", "pareto:0"
+    for name, words in (("one", ()), ("ray", ("--engine", "ray"))):
+        assert inside(*fit, "--out", tmp_path / name, *words).returncode == 0
+    one, ray = (csada.Classifier.load(tmp_path / name) for name in ("one", "ray"))
+    x = csada.data.load("digits").test.x
+    assert len(one.evidence.history) and np.array_equal(one.probabilities(x), ray.probabilities(x))

@@ -3,6 +3,7 @@
 import io
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -176,17 +177,107 @@ def test_what_cannot_be_read_is_an_error_that_names_it(photos, cache, kind):
     assert not list(cache.glob("*"))
 
 
-def test_full_disk_leaves_nothing_behind(photos, cache):
+def test_full_disk_keeps_whole_pieces_and_says_so(photos, cache, monkeypatch):
     root, names = photos
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # 20 x 3 x 64 x 64 bytes do not fit
     try:
         with pytest.raises(RunError, match="CSADA_CACHE"):
             decode_files(root, names, 64)
+        assert not list(cache.glob("*"))  # not one piece was whole
+        monkeypatch.setattr("csada.data.cache.PIECE", 4 * 3 * 64**2)
+        with pytest.raises(RunError, match="8 of 20 are done and kept"):
+            decode_files(root, names, 64)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list(cache.glob("*"))
-    assert len(decode_files(root, names, 64).images) == 20
+    calls = []
+    decoded = decode_files(root, names, 64, lambda done, total: calls.append(done))
+    assert calls == [12, 16, 20]
+    np.testing.assert_array_equal(decoded.images.numpy(), np.stack([by_hand(root / name, 64) for name in names]))
+    assert sorted(path.suffix for path in cache.iterdir()) == [".npy", ".npz"]
+
+
+def test_too_little_space_is_told_before_the_work(photos, monkeypatch):
+    root, names = photos
+    usage = shutil.disk_usage(root)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(RunError, match="0 MB are free; they need 4 MB there"):
+        decode_files(root, names, 256, lambda done, total: pytest.fail("decoded"))
+
+
+BUILD = """
+import os, signal, sys, pathlib, csada.data.cache as c
+c.PIECE = 4 * 3 * 16**2
+def stop(done, total):
+    if done >= 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+c.decode_files(pathlib.Path(sys.argv[1]), sys.argv[2:], 16, stop)
+"""
+
+
+@pytest.mark.parametrize("damage", ["none", "half a piece", "half a line", "lost pixels", "nonsense"])
+def test_a_build_that_was_killed_goes_on_where_it_was(photos, cache, monkeypatch, damage):
+    root, names = photos
+    (root / names[2]).write_bytes(b"no picture")
+    source = Path(__file__).parents[1] / "src"
+    killed = subprocess.run(
+        [sys.executable, "-c", BUILD, str(root), *names], env={**os.environ, "PYTHONPATH": str(source)}
+    )
+    assert killed.returncode == -9
+    (half,), (pieces,) = cache.glob("*.half"), cache.glob("*.pieces")
+    known = {"none": 8, "half a piece": 8, "half a line": 8, "lost pixels": 4, "nonsense": 0}[damage]
+    if damage == "half a piece":
+        half.write_bytes(half.read_bytes() + b"more pixels")
+    elif damage == "half a line":
+        pieces.write_bytes(pieces.read_bytes() + b"0123")
+    elif damage == "lost pixels":
+        os.truncate(half, half.stat().st_size - 1)
+    elif damage == "nonsense":
+        pieces.write_bytes(b"[1, 2, 3]\n")
+    calls = []
+    monkeypatch.setattr("csada.data.cache.PIECE", 4 * 3 * 16**2)
+    decoded = decode_files(root, names, 16, lambda done, total: calls.append(done))
+    assert calls == list(range(known + 4, 21, 4))
+    good = [name for name in names if name != names[2]]
+    assert decoded.names == tuple(good) and decoded.skipped[0].startswith(names[2])
+    np.testing.assert_array_equal(decoded.images.numpy(), np.stack([by_hand(root / name, 16) for name in good]))
+    moments = np.stack([decoded.images.numpy().sum((2, 3)), (decoded.images.numpy().astype(int) ** 2).sum((2, 3))], 1)
+    np.testing.assert_array_equal(decoded.moments, moments)
+    assert sorted(path.suffix for path in cache.iterdir()) == [".npy", ".npz"]
+
+
+def test_a_bounded_cache_gives_up_what_was_used_longest_ago_but_nothing_in_use(photos, cache, monkeypatch):
+    root, names = photos
+    one = 20 * 3 * 16**2
+
+    def known():
+        return sorted(path.name for path in cache.glob("*.npy"))
+
+    monkeypatch.setenv("CSADA_CACHE_GB", str(2.9 * one / 1e9))  # room for two and their indices
+    decode_files(root, names, 16)
+    first = known()
+    os.utime(cache / first[0], (1, 1))
+    decode_files(root, names[:19], 16)
+    second = [name for name in known() if name not in first]
+    os.utime(cache / second[0], (2, 2))
+    (cache / "mine.npy").write_bytes(b"a file of somebody else")
+    decode_files(root, names, 16)  # used again
+    held = decode_files(root, names[:18], 16)
+    third = [name for name in known() if name not in (*first, *second, "mine.npy")]
+    assert set(known()) == {*first, *third, "mine.npy"}
+    monkeypatch.setenv("CSADA_CACHE_GB", str(1.5 * one / 1e9))
+    with pytest.raises(RunError, match="are in use; allow more"):  # the first goes; the third is held
+        decode_files(root, names[:17], 16)
+    assert known() == sorted([*third, "mine.npy"])
+    del held
+    decode_files(root, names[:17], 16)
+    assert not {*first, *third} & set(known())
+    with pytest.raises(RunError, match="more than the cache may hold"):
+        decode_files(root, names, 64)
+    for wrong in ("-1", "many", "nan"):
+        monkeypatch.setenv("CSADA_CACHE_GB", wrong)
+        with pytest.raises(InputError, match="--cache-gb"):
+            decode_files(root, names, 32)
 
 
 def test_cache_folder_that_cannot_be_made_is_an_error(photos, cache):

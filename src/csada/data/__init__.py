@@ -1,4 +1,4 @@
-"""A name, a folder of images or a table of features -> Splits(train, validation, test), ready to draw batches from."""
+"""A name, images in a folder or in tar shards, or a table -> Splits(train, validation, test), ready to draw batches from."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from csada.data.splits import PARTS, Batch, Ids, Part, Splits, seen, stratified
 from csada.errors import InputError
 from csada.files import StrPath
 from csada.pixels import SUFFIXES
+from csada.tars import is_remote, is_shards
 
 __all__ = [
     "BUILTIN",
@@ -55,7 +56,7 @@ def load(
     on_progress: Progress | None = None,
     **options: Any,
 ) -> Splits:
-    """One of SOURCES by name, or a folder of images by class, a CSV of features or a table of scores by path.
+    """One of SOURCES by name, or a folder or tar shards of images by class, a table of features or of scores by path.
 
     Where a folder of images has the name of a source, ./pills is the folder and builtin:pills the source.
     `scale` below 1 takes a stratified fraction of every part; `seed` decides the split. `on_progress(done, total)` is
@@ -87,6 +88,8 @@ def _check(options: Mapping[str, Any], name: str, data_dir: StrPath | None) -> N
 
 def find(name: str, data_dir: StrPath | None = None) -> tuple[str, StrPath | None]:
     """The module that reads it, and what that module is handed: the folder or file, or the place of a named set."""
+    if is_remote(name):
+        return "csada.data.shards", name
     where = Path(data_dir or "").expanduser() / Path(name).expanduser()
     if name in SOURCES and name != "pmi" and _has_images(where):  # a folder called pmi holds the set itself
         raise InputError(
@@ -95,12 +98,14 @@ def find(name: str, data_dir: StrPath | None = None) -> tuple[str, StrPath | Non
         )
     if (source := name.removeprefix(BUILTIN)) in SOURCES:
         return SOURCES[source], data_dir
+    if is_shards(str(where)):
+        return "csada.data.shards", where
     if where.is_dir():
         return "csada.data.folder", where
     if where.is_file():
         return "csada.data.scores" if is_scores(where) else "csada.data.table", where
     hint = did_you_mean(source, SOURCES)
-    raise InputError(f"{name!r} is neither a data set, nor a folder of images, nor a CSV file{hint}")
+    raise InputError(f"{name!r} is neither a data set, nor a folder or tar files of images, nor a CSV file{hint}")
 
 
 def _has_images(folder: Path) -> bool:
@@ -124,6 +129,12 @@ def counts(
         listing = folder.listed(Path(where))
         on_warnings(*listing.warnings)
         return folder.counted(Path(where), listing.parts)
+    if module == "csada.data.shards":
+        from csada.data import folder, shards
+
+        listing = shards.gathered(str(where)).listing(0.1, 0)
+        on_warnings(*listing.warnings)
+        return folder.counted(Path(str(where)), listing.parts)
     if module in ("csada.data.pills", "csada.data.pmi"):  # to draw or decode them takes minutes; the numbers are known
         from csada.data.pmi import PRODUCTS
 

@@ -1,7 +1,9 @@
 """Images are decoded once, in parallel, into a file of uint8 pixels that is mapped into memory ever after.
 
-The file's name is a hash of what was decoded and how, so a change makes another file and nothing is ever stale. Every
-builder writes under a name of its own and renames at the end: two builders at once do the work twice and agree.
+The file's name is a hash of what was decoded and how, so a change makes another file and nothing is ever stale. It is built
+in pieces under another name, and renamed at the end. A piece is on the disk before the list of pieces names it, so a builder
+that is killed loses the piece under way, and the next one goes on from there. A second builder at the same time writes a file
+of its own: the two do the work twice and agree.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import io
 import json
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,14 +29,15 @@ from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from csada.bounds import most
-from csada.data.fetch import Progress, user_cache
+from csada.data.fetch import Progress
 from csada.data.splits import as_ids, hashed
+from csada.data.store import HALF, INDEX, PIECES, PIXELS, entry, full, lock, make_room
 from csada.errors import InputError, RunError
-from csada.files import read_bytes, regular, sweep, whole
+from csada.files import read_bytes, regular, sweep, synced, whole
 from csada.pixels import square
 
 VERSION = 4  # raised when the pixels or the layout of the files change
-CHUNK = 256  # images decoded between two writes
+PIECE = 1 << 25  # bytes of pixels between two points from which a build can go on
 
 T = TypeVar("T")
 Encoded = tuple[str, Callable[[], bytes]]  # an image's name, and how its bytes are read
@@ -68,7 +72,7 @@ def decode_files(root: Path, paths: Sequence[str], size: int, on_progress: Progr
 def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
     """[N]: a hash of the content of each file, computed once; the files are known as in `decode_files`."""
     file = entry(["content", _identity(root, paths)]).with_suffix(".ids")
-    if (known := _sealed(file)) is not None and len(known) == 8 * len(paths):
+    if (known := sealed(file)) is not None and len(known) == 8 * len(paths):
         return as_ids(known)
 
     def content(path: str) -> bytes:
@@ -77,17 +81,17 @@ def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # files are read and hashed outside the interpreter's lock
         ids = as_ids(b"".join(pool.map(content, paths)))
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time alone
-        _seal(file, ids.tobytes())
+        seal(file, ids.tobytes())
     return ids
 
 
-def _seal(path: Path, content: bytes) -> None:
+def seal(path: Path, content: bytes) -> None:
     """A file that begins with the hash of the rest."""
     with whole(path) as partial:
         partial.write_bytes(hashlib.sha256(content).digest() + content)
 
 
-def _sealed(path: Path) -> bytes | None:
+def sealed(path: Path) -> bytes | None:
     """None where there is none, or a damaged one."""
     try:
         found = read_bytes(path, most("weights"))
@@ -114,12 +118,6 @@ def _readable(name: str, read: Callable[[], T]) -> T:
         raise InputError(f"{name} cannot be read: {error.strerror}; make it a readable file or take it away") from None
 
 
-def entry(identity: Sequence[Any], kind: str = "decoded") -> Path:
-    """Where the cache keeps what is known by `identity`; the name lacks its ending."""
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    return Path(os.environ.get("CSADA_CACHE") or user_cache() / kind) / key
-
-
 def decode(
     identity: Sequence[Any], images: Callable[[], Sequence[Encoded]], size: int, on_progress: Progress | None = None
 ) -> Decoded:
@@ -129,7 +127,9 @@ def decode(
     if found is None:
         with contextlib.suppress(OSError):  # there is none yet
             sweep(place.parent)
-        _build(place, images(), size, on_progress)
+        listed = images()
+        make_room(place, len(listed) * 3 * size**2)
+        _build(place, listed, size, on_progress)
         found = _read(place, size)
     if found is None:
         raise RunError(f"the cache written to {place.parent} cannot be read back; set CSADA_CACHE to another folder")
@@ -138,57 +138,155 @@ def decode(
 
 def _read(place: Path, size: int) -> Decoded | None:
     """None when there is no such entry, or not a whole one."""
-    if (index := _sealed(place.with_suffix(".npz"))) is None:
+    if (index := sealed(place.with_suffix(INDEX))) is None:
         return None
     with np.load(io.BytesIO(index)) as found:
         names, skipped = (tuple(found[part].tolist()) for part in ("names", "skipped"))
         moments = found["moments"]
-    images = mapped(place.with_suffix(".npy"), len(names), size)
+    images = mapped(place.with_suffix(PIXELS), len(names), size)
     return None if images is None else Decoded(images, names, skipped, moments)
 
 
 def mapped(path: Path, count: int, size: int) -> Tensor | None:
-    """[count, 3, size, size]: what `pixel_file` wrote, mapped from the disk; None where it is not whole."""
+    """[count, 3, size, size]: what `pixel_file` wrote, mapped from the disk; None where it is not whole.
+
+    Whoever maps it holds a lock on it, so that it is not removed to make room for others.
+    """
     shape, header = (count, 3, size, size), io.BytesIO()
     _write_header(header, shape)
     start = header.tell()
     try:
-        with regular(path).open("rb") as file:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(regular(path).open("rb"))
+            lock(file, shared=True, wait=True)
             if file.read(start) != header.getvalue() or path.stat().st_size != start + math.prod(shape):
                 return None
-        if not count:
-            return torch.empty(shape, dtype=torch.uint8)
-        return torch.from_numpy(np.memmap(path, np.uint8, "c", start, shape))
+            with contextlib.suppress(OSError):  # another user's: it may look older than it is
+                os.utime(path)
+            if not count:
+                return torch.empty(shape, dtype=torch.uint8)
+            pixels = np.memmap(path, np.uint8, "c", start, shape)
+            weakref.finalize(pixels, stack.pop_all().close)
+            return torch.from_numpy(pixels)
     except OSError:
         return None
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Images one after the other: what of them is in the index."""
+
+    seen: int  # images, decoded or skipped
+    names: list[str]
+    skipped: list[str]
+    moments: list[list[list[int]]]
+
+    def line(self) -> bytes:
+        content = json.dumps([self.seen, self.names, self.skipped, self.moments]).encode()
+        return hashlib.sha256(content).hexdigest().encode() + content + b"\n"
+
+    @classmethod
+    def of(cls, line: bytes) -> _Piece | None:
+        digest, content = line[:64], line[64:].removesuffix(b"\n")
+        return cls(*json.loads(content)) if hashlib.sha256(content).hexdigest().encode() == digest else None
+
+
 def _build(place: Path, images: Sequence[Encoded], size: int, on_progress: Progress | None) -> None:
-    names: list[str] = []
-    skipped: list[str] = []
-    moments: list[NDArray[np.int64]] = []
+    half, needed, alone = place.with_suffix(HALF), len(images) * 3 * size**2, False
+    pieces: list[_Piece] = []
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            out: IO[bytes] = stack.enter_context(os.fdopen(os.open(half, os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
+            # else another builder is at it, or has just given the file its name
+            alone = lock(out) and half.exists() and os.path.samestat(os.fstat(out.fileno()), half.stat())
+            if alone:
+                pieces = _done(place, out, images, size)
+            else:
+                half = stack.enter_context(whole(place.with_suffix(PIXELS)))
+                out = stack.enter_context(half.open("wb"))
+                _write_header(out, (0, 3, size, size))
+            for piece in _decoded(images, sum(each.seen for each in pieces), size, out, on_progress):
+                pieces.append(piece)
+                if alone:
+                    os.fsync(out.fileno())
+                    with place.with_suffix(PIECES).open("ab") as log:
+                        log.write(piece.line())
+            _finish(place, out, pieces, size)
+            if alone:
+                os.replace(half, place.with_suffix(PIXELS))
+                place.with_suffix(PIECES).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    synced(place.parent)
+    except OSError as error:
+        done = sum(each.seen for each in pieces)
+        kept = f"; {done:,} of {len(images):,} are done and kept: the same command goes on from there" if done else ""
+        raise full(place.parent, error.strerror or str(error), needed, kept) from None
+    finally:
+        if alone and not pieces:  # nothing to go on from
+            for suffix in (HALF, PIECES):
+                place.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _done(place: Path, out: IO[bytes], images: Sequence[Encoded], size: int) -> list[_Piece]:
+    """The pieces that a killed builder left; what it wrote beyond them is cut off."""
+    start, pieces = io.BytesIO(), []
+    _write_header(start, (0, 3, size, size))
+    length = out.seek(0, os.SEEK_END)
+    with contextlib.suppress(FileNotFoundError), regular(place.with_suffix(PIECES)).open("rb") as log:
+        end = start.tell()
+        for line in log:
+            piece = _Piece.of(line)
+            if piece is None or (end := end + len(piece.names) * 3 * size**2) > length:
+                break
+            pieces.append(piece)
+    with whole(place.with_suffix(PIECES)) as log:
+        log.write_bytes(b"".join(piece.line() for piece in pieces))
+    out.truncate(0 if not pieces else start.tell() + sum(len(piece.names) for piece in pieces) * 3 * size**2)
+    out.seek(0, os.SEEK_END)
+    if not pieces:
+        out.write(start.getvalue())
+    return pieces
+
+
+def _decoded(
+    images: Sequence[Encoded], first: int, size: int, out: IO[bytes], on_progress: Progress | None
+) -> Iterator[_Piece]:
+    """Decodes all from the `first` on and writes the pixels."""
+    step = max(PIECE // (3 * size**2), 1)
     # Threads: Pillow decodes outside the interpreter's lock, and nothing has to be copied between processes.
-    with (
-        pixel_file(place.with_suffix(".npy"), len(images), size) as out,
-        ThreadPoolExecutor(os.cpu_count()) as pool,
-    ):
-        for start in range(0, len(images), CHUNK):
-            chunk = images[start : start + CHUNK]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(first, len(images), step):
+            chunk = images[start : start + step]
+            piece = _Piece(len(chunk), [], [], [])
             results = pool.map(lambda image: _decode_one(image, size), chunk)
             for (name, _), result in zip(chunk, results, strict=True):
                 if isinstance(result, str):
-                    skipped.append(f"{name}: {result}")
+                    piece.skipped.append(f"{name}: {result}")
                 else:
-                    names.append(name)
+                    piece.names.append(name)
                     out.write(result[0].data)
-                    moments.append(result[1])
+                    piece.moments.append(result[1].tolist())
+            out.flush()
+            yield piece
             if on_progress is not None:
                 on_progress(start + len(chunk), len(images))
-        out.seek(0)
-        _write_header(out, (len(names), 3, size, size))  # as many as could be decoded
-        table, index = np.array(moments, np.int64).reshape(-1, 2, 3), io.BytesIO()
-        np.savez(index, names=np.array(names, str), skipped=np.array(skipped, str), moments=table)
-        _seal(place.with_suffix(".npz"), index.getvalue())  # first: an entry is whole once the pixels have their name
+
+
+def _finish(place: Path, out: IO[bytes], pieces: Sequence[_Piece], size: int) -> None:
+    """The header says how many could be decoded. The index comes first: an entry is whole once the pixels have their name."""
+    names = [name for piece in pieces for name in piece.names]
+    skipped = [name for piece in pieces for name in piece.skipped]
+    header = io.BytesIO()
+    _write_header(header, (len(names), 3, size, size))
+    out.seek(0)
+    out.write(header.getvalue())
+    out.flush()
+    os.fsync(out.fileno())
+    table = np.array([row for piece in pieces for row in piece.moments], np.int64).reshape(-1, 2, 3)
+    index = io.BytesIO()
+    np.savez(index, names=np.array(names, str), skipped=np.array(skipped, str), moments=table)
+    seal(place.with_suffix(INDEX), index.getvalue())
 
 
 @contextlib.contextmanager
@@ -202,10 +300,7 @@ def pixel_file(path: Path, count: int, size: int) -> Iterator[IO[bytes]]:
             _write_header(out, (count, 3, size, size))
             yield out
     except OSError as error:
-        raise RunError(
-            f"the images cannot be written to {path.parent}: {error.strerror or error}; they need "
-            f"{count * 3 * size**2 / 1e6:,.0f} MB there: free them, or set CSADA_CACHE to another folder"
-        ) from None
+        raise full(path.parent, error.strerror or str(error), count * 3 * size**2) from None
 
 
 def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | str:

@@ -1,8 +1,8 @@
 """Any folder of images sorted by class: train, valid and test folders of class folders, or class folders to be split.
 
 An image's own content decides its part, so adding, removing or renaming others never moves it from one to another.
-A part that is one block of the cache of decoded images stays mapped from the disk; one drawn at random from it is
-copied into memory.
+Up to IN_MEMORY bytes of pixels are copied from the cache of decoded images, which is the same for every seed. Of more, the
+cache holds one part after the other, so that each is a block of it and stays mapped from the disk.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from PIL import Image
 
 from csada.bounds import check
 from csada.data.augment import Augmentation, Normalization
-from csada.data.cache import decode_files, file_ids
+from csada.data.cache import Decoded, decode_files, file_ids
 from csada.data.fetch import Progress
 from csada.data.splits import (
     PARTS,
@@ -36,11 +37,13 @@ from csada.data.splits import (
     unrepresented,
 )
 from csada.errors import InputError, RunError
-from csada.files import StrPath, printable, regular
+from csada.files import StrPath, printable, regular, uninterrupted
+from csada.folders import OWN, beside, locked
 from csada.pixels import SUFFIXES, opened
 
 VALIDATION = ("valid", "validation", "val", "dev")
 
+IN_MEMORY = 1 << 29
 Parts = dict[str, list[str]]  # part -> paths "[part/]class/file", relative to the folder
 
 
@@ -72,9 +75,26 @@ def load(
     """
     root = Path(path)
     check_scale(scale)
+    listing = listed(root, validation, seed)
+    return assembled(root, listing, partial(decode_files, root), scale, seed, size, flip, skip_bad, on_progress)
+
+
+def assembled(
+    root: Path,
+    listing: Listing,
+    decode: Callable[[Sequence[str], int, Progress | None], Decoded],
+    scale: float,
+    seed: int,
+    size: int,
+    flip: bool,
+    skip_bad: bool,
+    on_progress: Progress | None,
+    skipped: tuple[str, ...] = (),
+) -> Splits:
+    """The images of a listing, decoded; in two orders, as the head of this file says."""
+    check_scale(scale)
     if size < 1:
         raise InputError(f"size must be at least 1 pixel, got {size}")
-    listing = listed(root, validation, seed)
     parts = listing.parts
     classes = _checked_classes(root, parts)
     if scale < 1:  # before decoding: a tenth of the images takes a tenth of the time
@@ -82,8 +102,10 @@ def load(
             part: [paths[i] for i in proportional(_labels(paths, classes), round(scale * len(paths)), seed)]
             for part, paths in parts.items()
         }
-    everything = sorted(path for paths in parts.values() for path in paths)
-    decoded = decode_files(root, everything, size, on_progress)
+    everything = [path for part in PARTS for path in parts[part]]
+    if len(everything) * 3 * size**2 <= IN_MEMORY:
+        everything.sort()
+    decoded = decode(everything, size, on_progress)
     if decoded.skipped:
         if not skip_bad:
             some = "; ".join(decoded.skipped[:10]) + ("; ..." if len(decoded.skipped) > 10 else "")
@@ -111,7 +133,7 @@ def load(
     )
     warnings = (*listing.warnings, *_lacking(root, parts, classes))
     name = printable(root.resolve().name)
-    return Splits(train, validated, test, classes, name, skipped=decoded.skipped, warnings=warnings)
+    return Splits(train, validated, test, classes, name, skipped=(*skipped, *decoded.skipped), warnings=warnings)
 
 
 def counted(root: Path, parts: Parts) -> dict[str, dict[str, int]]:
@@ -140,24 +162,31 @@ def save(splits: Splits, path: StrPath, on_progress: Progress | None = None) -> 
         raise InputError(f"the class {bad[0]!r} cannot name a folder; rename it")
     if target.exists():
         raise InputError(f"{target} is there already; remove it, or choose another folder")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    half = beside(target)
     parts = {"train": splits.train, "valid": splits.validation, "test": splits.test}
     total, done = sum(map(len, parts.values())), 0
     try:
-        for name, part in parts.items():
-            for label in splits.classes:
-                (partial / name / label).mkdir(parents=True)
-            for i, y in enumerate(part.y.tolist()):
-                pixels = part.x[i].permute(1, 2, 0).squeeze(2).numpy()
-                Image.fromarray(pixels).save(partial / name / splits.classes[y] / f"{i:06}.png")
-                done += 1
-                if on_progress and done % 100 == 0:
-                    on_progress(done, total)
-        partial.rename(target)
+        with locked(half) as mine:
+            if not mine:
+                raise InputError(f"{target} is in use by another run of csada; wait for it, or choose another folder")
+            try:
+                for name, part in parts.items():
+                    shutil.rmtree(half / name, ignore_errors=True)  # by a run that was killed
+                    for label in splits.classes:
+                        (half / name / label).mkdir(parents=True)
+                    for i, y in enumerate(part.y.tolist()):
+                        pixels = part.x[i].permute(1, 2, 0).squeeze(2).numpy()
+                        Image.fromarray(pixels).save(half / name / splits.classes[y] / f"{i:06}.png")
+                        done += 1
+                        if on_progress and done % 100 == 0:
+                            on_progress(done, total)
+                half.rename(target)
+            finally:
+                with uninterrupted():
+                    shutil.rmtree(half, ignore_errors=True)
+                    shutil.rmtree(target / OWN, ignore_errors=True)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror}; nothing is left of it") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
@@ -174,15 +203,23 @@ def listed(root: Path, validation: float = 0.1, seed: int = 0) -> Listing:
     given = {"train", "test"} & set(folders)
     parts = _given_parts(root, folders) if given else {"": _images_by_class(root, "")}
     paths = [path for part in parts.values() for path in part]
-    ids = file_ids(root, paths)
+    found = arranged(root, parts, file_ids(root, paths), validation, seed)
+    if given and (others := sorted(set(folders) - {"train", "test", *VALIDATION})):
+        left = f"{root}: left out {some_of(others)}, which is neither train, test nor validation"
+        found = replace(found, warnings=(*found.warnings, left))
+    return found
+
+
+def arranged(root: Path, parts: Parts, ids: NDArray[np.uint64], validation: float, seed: int) -> Listing:
+    """Images of the parts that are given, or of one without a name, which is split; ids in the same order."""
+    given = "" not in parts
+    paths = [path for part in parts.values() for path in part]
     id_of = dict(zip(paths, ids.tolist(), strict=True))
     warnings = []
     if same := repeated(ids, paths, [_class_of(path) for path in paths]):
         warnings.append(f"{root}: the same image in two classes: {same}; keep the right one")
     if same := repeated(ids, paths, [part for part, members in parts.items() for _ in members]):
         warnings.append(f"{root}: the same image in two parts: {same}; keep each in one part")
-    if given and (others := sorted(set(folders) - {"train", "test", *VALIDATION})):
-        warnings.append(f"{root}: left out {some_of(others)}, which is neither train, test nor validation")
 
     def split(paths: list[str], shares: dict[str, float]) -> Parts:
         indices = by_content(np.array([id_of[path] for path in paths], np.uint64), list(shares.values()), seed)

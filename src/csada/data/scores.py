@@ -88,9 +88,10 @@ class ScoreTable:
             return None
         return max(float(np.min(self.values, where=self.values > 0, initial=1.0)) / 2, LEAST)
 
-    def logits(self, rows: slice) -> Floats:
-        some = self.values[rows]
-        return some if self.floor is None else np.log(np.maximum(some, self.floor))
+    def logits(self, rows: slice, floor: float | None = None) -> Floats:
+        """floor: of the table that a rule was made from, instead of this one's."""
+        some, least = self.values[rows], self.floor
+        return some if least is None else np.log(np.maximum(some, least if floor is None else floor))
 
     @cached_property
     def fitting(self) -> list[NDArray[np.int64]]:
@@ -301,6 +302,8 @@ def _npz(path: Path) -> tuple[list[str], Iterator[Chunk]]:
             raise
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{path} is no NPZ file of plain arrays: {why}") from None
+    if strange := [name for name, each in found.items() if not isinstance(each, np.ndarray)]:
+        raise InputError(f"{path}: {strange[0]} is no array; write the file with numpy.savez")
     if strange := [name for name, each in found.items() if not _is_text(each)]:
         raise InputError(f"{path}: {strange[0]} holds text that is no Unicode")
     which = next((name for name in ("p", "z") if name in found), None)

@@ -5,10 +5,11 @@
     python benchmarks/monitor.py log       csada predict with and without a log
 
 Each writes its part of results/monitor.json. Class frequencies are drawn from Dirichlet(1), ten times; chunks are drawn from
-test images with replacement. Limits and bands are computed from validation. But two choices were made after a look at such
-runs: the features of the test of change (digits, MNIST), and its nominal rate of false alarms, 0.5 % instead of 1 %, since
-with the latter digits had 5.15 % (CIFAR-10 5.0, MNIST 2.0). Needs MNIST and CIFAR-10 in $CSADA_DATA. digits: ten splits of
-35, 30 and 35 %, so that no one lucky split decides; each with a small CNN of its own.
+test images with replacement. Limits and bands are computed from validation, and so is the strength of each damage: the weakest
+that costs five points of accuracy there, before any alarm is looked at. Two choices were made after a look at earlier runs, on
+seeds 0 to 9: the features of the test of change, and its nominal rate of false alarms, 0.5 % instead of 1 %. The record is
+therefore of seeds from FIRST on, that nothing was chosen on: class frequencies and draws, and for digits also ten splits of 35,
+30 and 35 %, with costs and a small CNN each. Needs MNIST and CIFAR-10 in $CSADA_DATA; these have one split and one CNN.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ from csada.workflow.runs import environment
 RECORD = Path("results/monitor.json")
 MODELS = Path("out/monitor")
 SHIFTS, CHUNKS, K = 10, 20, 10
-DAMAGE = {  # weak to strong; the first that costs five points of accuracy is taken
+FIRST = 100  # seed: those below 10 were used while the monitor was made
+LOST = 0.05  # accuracy
+DAMAGE = {  # weak to strong; the first that costs LOST on validation is taken
     "blur": (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 2.5),
     "noise": (10, 20, 30, 40, 50, 60, 70, 80, 90, 100),
-    "JPEG": (30, 20, 15, 12, 10, 8, 6, 5, 4, 3, 2, 1),
+    "JPEG": (30, 20, 15, 12, 10, 8, 6, 5, 4, 3, 2, 1, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25),
 }
 
 
 def damaged(x: torch.Tensor, kind: str, level: float, top: int) -> torch.Tensor:
-    """uint8 images [N, C, H, W] of values 0 to top."""
+    """uint8 images [N, C, H, W] of values 0 to top. JPEG below 1: quality 1, after a resize to that share of the side."""
     pixels = np.round(x.numpy() * (255 / top))
     if kind == "noise":
         pixels = np.clip(pixels + np.random.default_rng(0).normal(0, level, pixels.shape), 0, 255)
@@ -60,8 +63,11 @@ def damaged(x: torch.Tensor, kind: str, level: float, top: int) -> torch.Tensor:
             if kind == "blur":
                 picture = picture.filter(ImageFilter.GaussianBlur(level))
             else:
-                picture.save(file := io.BytesIO(), "JPEG", quality=int(level))
-                picture = Image.open(file)
+                size = picture.size
+                if level < 1:
+                    picture = picture.resize([round(level * side) for side in size])
+                picture.save(file := io.BytesIO(), "JPEG", quality=max(int(level), 1))
+                picture = Image.open(file).resize(size)
             values = np.asarray(picture)
             made.append(values[None] if values.ndim == 2 else values.transpose(2, 0, 1))
         pixels = np.stack(made)
@@ -120,17 +126,20 @@ def deployment(name, scores, splits, decision, costs, validation, n, top, pool, 
                     "pairs_covered": np.mean(held),
                 }
             )
-    some = np.random.default_rng(0).permutation(len(y))[:pool]
+    some = np.random.default_rng(seed).permutation(len(y))[:pool]
     x, base = splits.test.x[some], (clean[some].argmax(1) == y[some]).mean()
     hurt = []
+    known = splits.validation.take(np.random.default_rng(seed).permutation(len(splits.validation))[:pool])
+    usual = (scores(known.x).argmax(1) == known.y.numpy()).mean()
     for kind, levels in DAMAGE.items():
         for level in levels:
-            found = scores(damaged(x, kind, level, top))
-            lost = base - (found.argmax(1) == y[some]).mean()
-            if lost >= 0.05:
+            fallen = usual - (scores(damaged(known.x, kind, level, top)).argmax(1) == known.y.numpy()).mean()
+            if fallen >= LOST:
                 break
+        found = scores(damaged(x, kind, level, top))
+        lost = base - (found.argmax(1) == y[some]).mean()
         row = {"kind": kind, "level": level, "accuracy_lost": lost, "flagged": []}
-        if lost >= 0.05:
+        if fallen >= LOST:
             p, predicted = inner.probabilities(found), np.asarray(rule(found))
             for _ in range(SHIFTS * CHUNKS // 2):
                 i = drawn(draw, y[some], draw.dirichlet(np.ones(K)), n)
@@ -174,12 +183,12 @@ def saved(name, *how):
     evidence = deployed(folder).evidence
     validation = evidence.logits(side_of(evidence.chosen), "validation"), evidence.labels("validation")
     scores = lambda x: classifier.logits(x).numpy()  # noqa: E731
-    return deployment(name, scores, splits, classifier.decision, classifier.costs, validation, 1000, 255, 2000, 0)
+    return deployment(name, scores, splits, classifier.decision, classifier.costs, validation, 1000, 255, 2000, FIRST)
 
 
 def shift(names):
     todo = {
-        "digits": lambda: [digits(seed) for seed in range(10)],
+        "digits": lambda: [digits(seed) for seed in range(FIRST, FIRST + 10)],
         "mnist": lambda: [saved("mnist", "--model", "cnn", "--epochs", "3")],
         "cifar10": lambda: [saved("cifar10", "--model", "cnn", "--epochs", "6")],
     }

@@ -150,10 +150,13 @@ def by_scores(scores: Floats, costs: Costs, strength: float = 1.0, multipliers: 
 
 
 def spare_accuracy(right: Floats, reference: Floats, needed: float) -> float:
-    """What may be lost of the accuracy of `right` ([N], 1 or 0), whose lead on the reference is a matter of luck in part."""
-    lead = right - reference
-    error = float(lead.std()) / math.sqrt(len(lead))
-    spare = float(right.mean()) - needed - float(np.clip(lead.mean(), -error, error))
+    """What may be lost of the accuracy of `right` ([N], 1 or 0), whose lead on the reference is a matter of luck in part.
+
+    So the lead m, with standard error e, counts as m (1 - e^2 / m^2), and one within its error not at all (James and Stein).
+    """
+    lead, m = right - reference, float((right - reference).mean())
+    luck = float(lead.var()) / len(lead) / m if m else 0.0
+    spare = float(right.mean()) - needed - (luck if abs(luck) < abs(m) else m)
     return max(spare, LEAST) if spare >= -TIE else spare
 
 
@@ -253,7 +256,7 @@ class MinimumExpectedCost:
 
         needed: the accuracy that must remain, instead of a budget. Where argmax itself has less, the strength is 0.
         reference: [N], whether another model's prediction was right: the budget is counted from it instead. What
-        these logits gain or lack against it counts as far as it exceeds its standard error.
+        these logits gain or lack against it counts the more, the more it exceeds its standard error.
         """
         if not 0 <= budget <= 1:
             raise InputError(f"budget is the accuracy that may be lost, from 0 to 1; got {budget}")

@@ -1,8 +1,10 @@
 """Libraries of networks: what every candidate says of validation and test, so that any choice among them can be judged later.
 
 From every baseline: a restart, two with mixup, and a student of the first three; and aimed at a cost problem a mixup and the
-methods that a user might fit instead. library-DATA.npz holds the logits by baseline, network, part and view, library-DATA.json
-how each network was trained. Both are written after every network; a training that was interrupted resumes from its checkpoint.
+methods that a user might fit instead. For tables the members are trained five times more, fold by fold, so that choices can be
+made on training and validation samples together. library-DATA.npz holds the logits by baseline, network, part and view,
+library-DATA.json how each network was trained. Both are written after every network; a training that was interrupted resumes
+from its checkpoint.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from csada.costs import CostMatrix
 from csada.data import load
 from csada.data.augment import VIEWS
 from csada.data.splits import Splits, proportional
+from csada.decisions.calibration import FOLDS
 from csada.errors import Diverged, InputError, RunError
 from csada.evaluation import predict_logits
 from csada.evidence import HELD_OUT, Environment
@@ -33,11 +36,13 @@ from csada.models.modes import best_precision, device_of
 from csada.paper import problems
 from csada.reading import plain, read_json, write_json
 from csada.workflow.candidates import Candidate, candidates, train_candidate, train_options
+from csada.workflow.folds import out_of_fold
 from csada.workflow.runs import environment
 from csada.workflow.settings import kind_of, options_for
 from csada.workflow.train import few_samples, train
 
 GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"), "student"
+OUT_OF_FOLD = "folds"  # the part of training and validation samples, each scored by networks that never saw it
 CANDIDATES = {
     "restart": "restart",
     "mixup": "restart with mixup",
@@ -64,6 +69,7 @@ class Source:
     model: str
     baselines: int = 2
     splits: bool = False  # every baseline has a split of its own
+    folds: bool = False  # members are scored out of fold too
     group: tuple[int, ...] | None = None
     sides: str = ""
     targets: tuple[str, ...] = ("pareto:0", "block:10:both")
@@ -90,9 +96,9 @@ SOURCES = {
     "mnist": Source(
         "MNIST", "cnn", group=LOW, sides="digits below 5 and the others", samples=2000, epochs=15, targets=()
     ),
-    "digits": Source("digits", "cnn", 3, True, LOW, "digits below 5 and the others"),
-    "breast_cancer": Source("breast cancer", "mlp", 10, True, targets=("pareto:0",), aimed=10),
-    "wine": Source("wine", "mlp", 10, True, targets=("pareto:0",), aimed=10),
+    "digits": Source("digits", "cnn", 3, True, group=LOW, sides="digits below 5 and the others"),
+    "breast_cancer": Source("breast cancer", "mlp", 10, True, True, targets=("pareto:0",), aimed=10),
+    "wine": Source("wine", "mlp", 10, True, True, targets=("pareto:0",), aimed=10),
     "pills": Source("drawn pill bottles", "resnet9", targets=("pareto:0",)),
 }
 
@@ -172,7 +178,9 @@ def read_library(folder: Path, name: str) -> Library | None:
     about = read_json(path, About)
     with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
         arrays = {key: stored[key] for key in stored.files}
-    if lacking := [each for each in about.networks if not any(key.startswith(each + "/") for key in arrays)]:
+    if lacking := [
+        each for each in about.networks if not any(key.startswith((f"{each}/", f"{each}_")) for key in arrays)
+    ]:
         raise InputError(f"{path.with_suffix('.npz')} lacks the scores of {lacking[0]}, which {path.name} names")
     return Library(about, arrays)
 
@@ -192,7 +200,12 @@ def planned(name: str, baselines: int | None = None) -> list[str]:
     return [
         f"{seed}/{each}"
         for seed in range(baselines or source.baselines)
-        for each in (*MEMBERS, STUDENT, *(aimed if seed < max(source.aimed, baselines or 0) else ()))
+        for each in (
+            *MEMBERS,
+            STUDENT,
+            *(aimed if seed < max(source.aimed, baselines or 0) else ()),
+            *([OUT_OF_FOLD] if source.folds else []),
+        )
     ]
 
 
@@ -301,6 +314,9 @@ def _trained(
     for each in dict.fromkeys((*teachers, *(each for each in todo if each != GIVEN))):
         if deadline is not None and time.monotonic() >= deadline:
             return
+        if each == OUT_OF_FOLD:
+            yield each, *_folds(classifier, splits, seed, kept)
+            continue
         candidate, target = _candidate(classifier, splits, source, each)
         options: dict[str, Any] = {"precision": best_precision(device_of(classifier.network))} | candidate.options
         teacher = None
@@ -329,6 +345,31 @@ def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str
     if what == STUDENT:
         return Candidate(each, "distillation", seed | train_options(classifier, splits, kind, "given"), costs), target
     return Candidate(each, what, seed | few_samples(options_for(what, kind), len(splits.train)), costs), target
+
+
+def _folds(classifier: Classifier, splits: Splits, seed: int, kept: Path) -> tuple[Network, dict[str, Array]]:
+    """The members' scores of training and validation samples, as `auto` makes them where validation is small."""
+    lines: list[Any] = []
+    names = {CANDIDATES[name]: name for name in MEMBERS[1:]} | {"given": GIVEN}
+    uniform = CostMatrix.uniform(len(splits.classes))
+
+    def generic(given: Classifier, fewer: Splits) -> list[Candidate]:
+        return [c for c in candidates(given, fewer, uniform) if c.name.replace("fresh", "restart") in names]
+
+    views = tuple(view for view in classifier.allowed_views if view in VIEWS)
+    found, labels = out_of_fold(
+        classifier, splits, views, generic, checkpoints=kept, on_epoch=lambda line, _: lines.append(line)
+    )
+    arrays: dict[str, Array] = {f"{seed}/{OUT_OF_FOLD}_labels": labels.numpy().astype(np.uint8)}
+    accuracy = {}
+    for told, seen in found.items():
+        name = names[told.replace("fresh", "restart")]
+        arrays |= {f"{seed}/{name}/{OUT_OF_FOLD}/{v}": s.numpy().astype(np.float16) for v, s in seen.items()}
+        accuracy[name] = float((seen["identity"].argmax(1) == labels).float().mean())
+    seconds = [line["seconds"] for line in lines]
+    settings = {"folds": FOLDS, "members": list(accuracy)}
+    loss, taken = float(lines[-1]["loss"]), round(sum(seconds), 2)
+    return Network(OUT_OF_FOLD, settings, len(lines), taken, round(median(seconds), 4), loss, accuracy), arrays
 
 
 def _scores(model: nn.Module, splits: Splits, views: tuple[str, ...]) -> tuple[dict[str, Array], dict[str, float]]:

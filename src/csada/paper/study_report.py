@@ -261,6 +261,7 @@ def rows_figure(study: Study) -> Figure:
         known = {
             label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(known.values(), known, loc="outside lower center", ncol=len(known))
+        if known:  # data sets without a row of their own have none
+            figure.legend(known.values(), known, loc="outside lower center", ncol=len(known))
         axes[-1, len(kinds) // 2].set_xlabel("% of the given model's cost removed on test")
     return figure

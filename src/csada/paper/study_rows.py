@@ -1,4 +1,7 @@
-"""The rows of the study: ways to decide from one given model and what was trained from it, each chosen on validation alone."""
+"""The rows of the study: ways to decide from one given model and what was trained from it, each chosen on validation alone.
+
+Where the members have out-of-fold scores of training and validation samples together, these choose instead.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from csada.costs import CostMatrix
 from csada.decisions import CALIBRATIONS, MinimumExpectedCost, Mixture, Selection, choose, fit_temperature, select
 from csada.decisions.rules import STRENGTHS
 from csada.metrics import confusion_counts
-from csada.paper.library import GIVEN, MEMBERS, STUDENT, Library, Source
+from csada.paper.library import GIVEN, MEMBERS, OUT_OF_FOLD, STUDENT, Library, Source
 from csada.paper.problems import problems
 
 AIMED = "aimed"  # the problems that networks were trained for
@@ -68,12 +71,18 @@ class Given:
     def scores(self) -> dict[str, dict[str, dict[str, Floats]]]:
         """Part -> network -> view -> logits."""
         own = [n.removeprefix(f"{self.seed}/") for n in self.library.about.networks if n.startswith(f"{self.seed}/")]
-        return {p: {n: self.library.scores(self.seed, p, n) for n in own} for p in ("validation", "test")}
+        parts = ("validation", "test", OUT_OF_FOLD)
+        found = {p: {n: seen for n in own if (seen := self.library.scores(self.seed, p, n))} for p in parts}
+        return {part: networks for part, networks in found.items() if networks}
+
+    def chooses(self, names: Sequence[str]) -> str:
+        """The part that chooses for these networks."""
+        return OUT_OF_FOLD if set(names) <= set(self.scores.get(OUT_OF_FOLD, ())) else "validation"
 
     @cached_property
     def temperatures(self) -> dict[str, float]:
-        truth = self.labels("validation")
-        return {n: fit_temperature(views["identity"], truth) for n, views in self.scores["validation"].items()}
+        parts = {name: self.chooses([name]) for name in self.scores["validation"]}
+        return {n: fit_temperature(self.scores[p][n]["identity"], self.labels(p)) for n, p in parts.items()}
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -106,26 +115,30 @@ class Given:
     def mixed(self, mixture: Mixture) -> Scores:
         return cache(lambda part: mixture.scores(self.scores[part]))
 
-    def select(self, costs: CostMatrix, budget: float, views: Sequence[str] | None = None) -> Mixture:
-        asked = costs.values.tobytes(), budget, views and tuple(views)
+    def select(
+        self, costs: CostMatrix, budget: float, views: Sequence[str] | None = None, part: str | None = None
+    ) -> Mixture:
+        part = part or self.chooses(MEMBERS)
+        asked = costs.values.tobytes(), budget, views and tuple(views), part
         if asked not in self._chosen:
-            members, truth = {name: self.scores["validation"][name] for name in MEMBERS}, self.labels("validation")
+            members, truth = {name: self.scores[part][name] for name in MEMBERS}, self.labels(part)
             self._chosen[asked] = select(members, truth, costs, budget=budget / 100, members=3, views=views)
         return self._chosen[asked]
 
-    def ruled(self, scores: Scores, calibration: str | None = None) -> Decider:
-        """Under the rule as `choose` makes it, the budget counted from the given model."""
+    def ruled(self, scores: Scores, part: str, calibration: str | None = None) -> Decider:
+        """Under the rule as `choose` makes it on this part, the budget counted from the given model."""
 
         def made(costs: CostMatrix, budget: float) -> Row:
-            own: dict[str, Any] = {"reference": self.right["validation"], "calibration": calibration}
-            decision = choose(scores("validation"), self.labels("validation"), costs, budget=budget / 100, **own)
+            own: dict[str, Any] = {"reference": self.right[part], "calibration": calibration}
+            decision = choose(scores(part), self.labels(part), costs, budget=budget / 100, **own)
             return Row(decision.automatic(costs), scores)
 
         return made
 
-    def selected(self, views: Sequence[str] | None = None) -> Decider:
-        """What validation selects, under the rule."""
-        return lambda costs, budget: self.ruled(self.mixed(self.select(costs, budget, views)))(costs, budget)
+    def selected(self, views: Sequence[str] | None = None, part: str | None = None) -> Decider:
+        """What a part selects, that of the members unless given, under the rule."""
+        own = part or self.chooses(MEMBERS)
+        return lambda costs, budget: self.ruled(self.mixed(self.select(costs, budget, views, own)), own)(costs, budget)
 
     def by_argmax(self, name: str) -> Decider:
         scores = self._averages((name,), ("identity",))
@@ -148,7 +161,7 @@ class Given:
         return found
 
     def fixed(self, names: Sequence[str], views: Sequence[str] | None = None) -> Decider:
-        return self.ruled(self._averages(tuple(names), tuple(views or self.views)))
+        return self.ruled(self._averages(tuple(names), tuple(views or self.views)), self.chooses(names))
 
     def _averages(self, names: tuple[str, ...], views: tuple[str, ...]) -> Scores:
         if (names, views) not in self._kept:
@@ -184,14 +197,16 @@ class Given:
             found[name] = self.fixed(members, ["identity"])
             if len(self.views) > 1:
                 found[f"{name}, all views"] = self.fixed(members)
-        generic = self._averages(MEMBERS[:3], self.views)
+        generic, own = self._averages(MEMBERS[:3], self.views), self.chooses(MEMBERS[:3])
 
         def full(costs: CostMatrix, budget: float) -> Row:
             return Row(replace(self.fixed(MEMBERS[:3])(costs, budget).rule, strength=1.0), generic)
 
         found["auto, one view"] = self.selected(["identity"])
+        if OUT_OF_FOLD in self.scores:
+            found["auto, chosen on validation alone"] = self.selected(part="validation")
         found |= {"generic, full strength": full, "generic, strength in hindsight": self.best}
-        return found | {f"generic, {kind} scaling": self.ruled(generic, kind) for kind in CALIBRATIONS}
+        return found | {f"generic, {kind} scaling": self.ruled(generic, own, kind) for kind in CALIBRATIONS}
 
     def best(self, costs: CostMatrix, budget: float) -> Row:
         """The generic average at the strength that is cheapest on test within the budget there: what no one can know."""

@@ -11,7 +11,7 @@ ifeq ($(CSADA_DATA),)
 unexport CSADA_DATA
 endif
 
-.PHONY: demo test fuzz test-gpu lint check bench docs clean
+.PHONY: demo test fuzz deaths test-gpu lint check bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/csada demo
@@ -24,6 +24,11 @@ CASES ?= 5000
 SEED ?= 1
 fuzz: $(VENV)/installed-test
 	$(BIN)/python -W ignore tests/fuzz/run.py --cases $(CASES) --seed $(SEED) $(if $(RECORD),--record $(RECORD))
+
+# every writing command killed at random moments, on a full disk, in a folder that may not be written to, two at once
+KILLS ?= 200
+deaths: $(VENV)/installed-test
+	$(BIN)/python -W ignore tests/deaths/run.py --kills $(KILLS) --seed $(SEED) --others $(if $(RECORD),--record $(RECORD))
 
 # on a machine with a GPU, in the environment that it has: nothing is installed. Its outcome is a record.
 test-gpu:

@@ -426,7 +426,7 @@ def test_junit_says_the_same_with_any_class_name(made, model, tmp_path):
         error.tag == "error" and error.get("type") == "not enough samples" and "97 % is asked" in error.get("message")
     )
     (model / "check.xml").mkdir()
-    assert "cannot write" in refused(
+    assert "is a folder" in refused(
         "check", model, made[0] / "photos", "--criteria", file, "--junit", model / "check.xml"
     )
     shutil.copytree(made[0] / "raw", tmp_path / "raw")

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -386,23 +387,64 @@ csada.fit, csada.Classifier
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_project_file_cannot_have_another_file_overwritten_by_a_report(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    notes = tmp_path / "notes.txt"
-    notes.write_text("mine")
-    from csada.cli import evaluate
+WRITERS = {  # a command, and its setting that names a file to write
+    "report": ("report model", "out"),
+    "export": ("export model", "out"),
+    "predict": ("predict model new.csv", "out"),
+    "predict --log": ("predict model new.csv", "log"),
+    "review": ("review model table.csv", "out"),
+    "diff": ("diff model model table.csv", "out"),
+    "evaluate": ("evaluate model table.csv", "scores"),
+    "check": ("check model table.csv --criteria limits.toml", "junit"),
+    "decide": ("decide scores.csv --costs costs.csv", "out"),
+    "monitor": ("monitor model log.jsonl", "out"),
+    "monitor --suggest-priors": ("monitor model log.jsonl", "suggest-priors"),
+    "data show": ("data show photos", "figure"),
+    "costs new": ("costs new table.csv", "out"),
+}
 
-    digits = csada.data.load("digits", scale=0.2)
-    costs = csada.CostMatrix.uniform(10)
-    network = csada.models.create("cnn", 10, channels=1, size=8)
-    given = csada.Classifier.of(network, digits, architecture="cnn", arguments={"channels": 1, "size": 8})
-    csada.improve(given, digits, costs, options={"epochs": 0}).save("model")
-    (tmp_path / "csada.toml").write_text('[report]\nfolder = "model"\nout = "notes.txt"\n')
-    done = inside("report")
-    assert done.returncode == 2 and "notes.txt is not a report of csada; remove it" in done.stderr
-    assert notes.read_text() == "mine"
-    notes.unlink()
-    assert [inside("report").returncode for _ in range(2)] == [0, 0] and evaluate.OURS in notes.read_bytes()
+
+@pytest.mark.filterwarnings("ignore:the true class scores")
+def test_no_command_overwrites_a_file_of_others_unless_told_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    rows = [f"{draw.normal(3 * (i % 2)):.3f},{draw.normal():.3f},{'ab'[i % 2]}" for i in range(400)]
+    Path("table.csv").write_text("\n".join(["x,y,kind", *rows]))
+    Path("new.csv").write_text("\n".join(["x,y", *(row.rpartition(",")[0] for row in rows)]))
+    Path("costs.csv").write_text("truth,predicted,cost\n*,*,1\na,a,0\nb,b,0\na,b,3\n")
+    Path("limits.toml").write_text('recall = [{ class = "a", at_least = 0.01 }]\n')
+    for name in ("a", "b"):
+        Path("photos", name).mkdir(parents=True)
+        for i in range(9):
+            Image.fromarray(draw.integers(0, 255, (9, 9, 3), np.uint8)).save(f"photos/{name}/{i}.png")
+    table = csada.data.load("table.csv")
+    arguments = {"features": 2, "hidden": [4]}
+    given = csada.Classifier.of(
+        csada.models.create("mlp", 2, **arguments), table, architecture="mlp", arguments=arguments
+    )
+    csada.improve(given, table, csada.CostMatrix.from_csv("costs.csv"), options={"epochs": 0}).save("model")
+    assert inside(*["evaluate", "model", "table.csv", "--scores", "scores.csv", "--seen", "keep"]).returncode == 0
+    assert inside(*["predict", "model", "new.csv", "--out", "first.csv", "--log", "log.jsonl"]).returncode == 0
+    for name, (command, setting) in WRITERS.items():
+        notes = Path("notes.png" if setting == "figure" else "notes.txt")
+        notes.write_text("mine")
+        more = {"evaluate": ["--seen", "keep"], "monitor": ["--every", "400", "--no-change"]}.get(
+            command.split()[0], []
+        )
+        key = " ".join(command.split()[: 2 if command.startswith(("data", "costs")) else 1])
+        Path("csada.toml").write_text(f'["{key}"]\n{setting.replace("-", "_")} = "{notes}"\n')
+        done = inside(*command.split(), *more)
+        assert done.returncode == 2 and f"{notes} is there already" in done.stderr, (name, done.stderr)
+        assert notes.read_text() == "mine"
+        Path("csada.toml").write_text(f'["{key}"]\n{setting.replace("-", "_")} = "{notes}"\nforce = true\n')
+        assert "force" in (done := inside(*command.split(), *more)).stderr and done.returncode == 2, name
+        Path("csada.toml").unlink()
+        words = [*command.split(), *more, f"--{setting}", str(notes)]
+        if setting != "log":  # which is appended to, so that nothing is lost by force
+            assert inside(*words, "--force").returncode in (0, 3), name
+            assert notes.read_bytes() != b"mine"
+        if name not in ("predict --log", "costs new"):  # its own file is replaced without a word
+            assert inside(*words).returncode in (0, 3), name
 
 
 def test_a_picture_is_read_up_to_its_bound(tmp_path, monkeypatch):
@@ -432,3 +474,18 @@ def test_a_place_for_results_is_tried_before_any_training(tmp_path, command, mon
         and re.search("Not a directory|File exists", done.stderr)
         and "Traceback" not in done.stderr
     )
+
+
+def test_a_seed_that_no_generator_takes_is_refused(tmp_path):
+    words = "train", "digits", "--model", "mlp", "--epochs", "1", "--out", tmp_path / "m"
+    for seed in ("-1", str(1 << 64)):
+        assert f"seed must be from 0 to {(1 << 64) - 1}, got {seed}" in refused(*words, "--seed", seed)
+    assert inside(*words, "--seed", (1 << 63) - 1).returncode == 0
+
+
+def test_an_entry_that_is_no_array_is_refused(tmp_path):
+    np.savez(tmp_path / "s.npz", id=["1"], label=[""], classes=["a", "b"])
+    with zipfile.ZipFile(tmp_path / "s.npz", "a") as archive:
+        archive.writestr("p", b"not an array")
+    with pytest.raises(InputError, match="p is no array"):
+        read_scores(tmp_path / "s.npz")

@@ -404,7 +404,7 @@ def test_the_command_writes_the_page_of_a_saved_classifier(tmp_path):
 
 def test_what_cannot_be_shown_or_written_is_refused(tmp_path):
     folder = saved(EVIDENCE, tmp_path / "model")
-    with pytest.raises(csada.InputError, match="is a folder; name a file"):
+    with pytest.raises(csada.InputError, match="is a folder; name the file"):
         report(folder, out=tmp_path)
     with pytest.raises(csada.InputError, match=r"cannot write .*; choose another place with --out"):
         report(folder, out=folder / "model.json" / "page.html")

@@ -489,7 +489,7 @@ def test_the_command_writes_a_page_that_decides_as_the_classifier(digits, browse
     said = json.loads(program("review", folder, "digits", "--out", lean, "--no-images", "--json").stdout)
     assert "neither images nor values" in said["contains"] and said["megabytes"] < 0.6 * out.stat().st_size / 1e6
     assert said["model"] == json.loads(program("review", folder, "digits", "--out", lean, "--json").stdout)["model"]
-    assert "is a folder; name a file" in refused("review", folder, "digits", "--out", tmp_path)
+    assert "is a folder; name the file" in refused("review", folder, "digits", "--out", tmp_path)
 
 
 def test_what_cannot_be_reviewed_is_refused(digits):

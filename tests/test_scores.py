@@ -122,6 +122,43 @@ def test_a_sample_stays_in_its_part_whatever_its_scores_are(tmp_path):
     assert len(parts[0].train) == 0
 
 
+def test_limits_check_review_monitor_and_diff_work_on_scores_alone(folder, tmp_path):
+    scores, kept, log = folder / "scores.csv", tmp_path / "kept", tmp_path / "log.jsonl"
+    (tmp_path / "limits.toml").write_text(
+        'confidence = 0.9\naccuracy_lost = { at_most = 0.05 }\n[[recall]]\nclass = "2"\nat_least = 0.5\n'
+    )
+    words = ("--limits", tmp_path / "limits.toml", "--out", tmp_path / "d.csv")
+    run = inside("decide", scores, "--costs", "pareto:0", *words, "--save", kept, "--json")
+    assert run.returncode == 0, run.stderr
+    limited = json.loads(run.stdout)["limits"]
+    assert all(each["kept"] for each in limited["validation"]) and len(limited["test"]) == 2
+    words = ("--costs", "pareto:0", "--epochs", "0", "--method", "csada", "--limits", tmp_path / "limits.toml")
+    assert inside("fit", folder / "base", "digits", *words, "--out", tmp_path / "fitted").returncode == 0
+    assert Classifier.load(kept).decision == Classifier.load(tmp_path / "fitted").decision  # as fit does on the model
+    again = tmp_path / "again.csv"
+    assert inside("decide", scores, "--rule", kept, "--log", log, "--out", again).returncode == 0
+    assert again.read_text() == (tmp_path / "d.csv").read_text()
+    late = tmp_path / "late.csv"
+    late.write_text("id,label\n" + "".join(f"{row['id']},{row['label']}\n" for row in table(scores)))
+    run = inside("monitor", kept, log, "--every", "600", "--labels", late, "--out", tmp_path / "m.html", "--json")
+    found = json.loads(run.stdout)["found"]
+    assert run.returncode in (0, 1) and not found["skipped"] and (tmp_path / "m.html").exists()
+    decisions = {row["id"]: row["predicted"] for row in table(again)}
+    right = [decisions[row["id"]] == row["label"] for row in table(scores)[:600]]
+    assert found["periods"][0]["truth"]["accuracy"] == pytest.approx(np.mean(right))
+    run = inside("check", kept, scores, "--criteria", tmp_path / "limits.toml", "--json")
+    assert run.returncode == 0 and json.loads(run.stdout)["verdict"] == "pass", run.stderr
+    told = json.loads(inside("diff", folder / "kept", kept, scores, "--json").stdout)
+    assert told["samples"] == len(data.load("digits").test)
+    for words in (("review", kept, scores, "--out", tmp_path / "r.html"), ("report", kept)):
+        assert inside(*words).returncode == 0
+    few = tmp_path / "few.csv"
+    few.write_text("id,label,p:a,p:b\n1,a,0.5,0.5\n")
+    assert "limits need 20" in refused("decide", few, "--costs", "uniform", "--limits", tmp_path / "limits.toml")
+    assert "the model takes z:0" in refused("decide", few, "--rule", kept, "--out", again)
+    assert "--costs to make a rule" in refused("decide", few)
+
+
 HEAD = "id,label,p:a,p:b"
 
 

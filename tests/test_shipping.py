@@ -353,10 +353,10 @@ def test_an_export_that_fails_leaves_the_old_file_whole(saved, tmp_path):
     out = tmp_path / "model.onnx"
     out.write_bytes(b"the old one")
     small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # noqa: E731
-    failed = run("export", saved / "rule", "--out", out, preexec_fn=small)
+    failed = run("export", saved / "rule", "--out", out, "--force", preexec_fn=small)
     assert failed.returncode == 1 and "is kept" in failed.stderr and len(failed.stderr.splitlines()) == 1
     assert out.read_bytes() == b"the old one" and os.listdir(tmp_path) == ["model.onnx"]
-    done = run("export", saved / "rule", "--out", out, "--json")
+    done = run("export", saved / "rule", "--out", out, "--force", "--json")
     assert done.returncode == 0 and done.stderr == ""
     about = json.loads(done.stdout)
     assert about["bytes"] == out.stat().st_size > 50_000 and os.listdir(tmp_path) == ["model.onnx"]
@@ -434,7 +434,7 @@ def test_an_image_that_is_too_large_is_named_like_any_bad_one(model, images, tmp
 def test_nothing_readable_is_an_error_of_input_and_writes_nothing(model, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
     (tmp_path / "rows.csv").write_text("the old one")
-    done = run("predict", model, tmp_path / "a.png", "--out", tmp_path / "rows.csv")
+    done = run("predict", model, tmp_path / "a.png", "--out", tmp_path / "rows.csv", "--force")
     assert done.returncode == 2 and "can be read" in done.stderr
     assert (
         sorted(os.listdir(tmp_path)) == ["a.png", "rows.csv"] and (tmp_path / "rows.csv").read_text() == "the old one"

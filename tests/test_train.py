@@ -61,7 +61,11 @@ def test_stages_freeze_all_but_the_head_first(monkeypatch):
 
 def test_the_commands(tmp_path):
     run = inside("train", "digits", "--model", "cnn", "--epochs", "2", "--scale", "0.2", "--out", tmp_path / "m")
-    assert run.returncode == 0 and "test accuracy" in run.stdout and "does not fit its training data" in run.stderr
+    assert run.returncode == 0 and "test accuracy" in run.stdout and not run.stderr
+    words = "fit", tmp_path / "m", "digits", "--scale", "0.2", "--costs", "uniform", "--epochs", "1"
+    for method, warned in (("csada", True), ("cost_weighted", False)):
+        run = inside(*words, "--method", method, "--out", tmp_path / method)
+        assert run.returncode == 0 and ("does not fit its training data" in run.stderr) == warned
     assert csada.Classifier.load(tmp_path / "m").predict(torch.zeros(1, 1, 8, 8)).shape == (1,)
     bad = refused("train", "digits", "--model", "cnn", "--recipe", "quick", "--out", tmp_path / "n")
     assert "unknown recipe 'quick'; known: paper, fast" in bad and not (tmp_path / "n").exists()

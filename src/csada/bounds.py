@@ -18,6 +18,8 @@ BOUNDS = {
     "line": 2**24,  # letters of one line of it
     "columns": 20_000,
     "classes": 5_000,
+    "shards": 100_000,  # tar files of one data set
+    "members": 2_000_000,  # files in one of them
     "groups": 1_000,  # of samples, that `csada check` judges one by one
     "answers": 5_000,  # comparisons of one expert
     "weights": 2**36,  # bytes of a file of weights, of arrays, of a checkpoint or of an exported model

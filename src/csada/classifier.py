@@ -36,7 +36,7 @@ from csada.decisions import Abstention, Decision, MinimumExpectedCost, Rule, arg
 from csada.errors import InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Evidence, Training, arrays_of, costs_in
-from csada.folders import CONFIG, replaced
+from csada.folders import CHANGES, CONFIG, replaced
 from csada.logbook import Log
 from csada.manifest import ARRAYS, FORMAT, Manifest, complete, deployed, described
 from csada.metrics import REFER, Evaluation
@@ -359,8 +359,8 @@ class Classifier:
 
     # -- files -------------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """All of it or nothing; what `folder` had before is replaced, files of others stay."""
+    def save(self, folder: str | os.PathLike[str], changes: str | None = None) -> Path:
+        """All of it or nothing; what `folder` had before is replaced, files of others stay. changes: a new version's."""
         check_architectures(self.members, len(self.classes))
         outdated: list[str] = []
         with suppress(InputError):  # no model there yet, or none that can be read
@@ -383,6 +383,8 @@ class Classifier:
             if self.evidence is not None:
                 about = card(self.evidence, str(self.input), self.facts(), self.views)
                 (new / "README.md").write_text(about, encoding="utf-8")
+            if changes is not None:
+                (new / CHANGES).write_text(changes, encoding="utf-8")
         return Path(folder)
 
     @classmethod

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import math
+import mmap
 import os
 import re
+import signal
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,10 +16,26 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
 
+from csada.errors import InputError
+
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # a name of `whole`, left by a process that was killed
 UNSEEN = dict.fromkeys(
     [*range(9), *range(11, 32), *range(127, 160)], "\ufffd"
 )  # control characters, but tab and newline
+
+KINDS = {  # of files that commands write: a name, and what one of csada's begins with
+    "page": ("page.html", re.compile(rb'<meta name="generator" content="csada">')),
+    "table of decisions": (
+        "decisions.csv",
+        re.compile(rb'^"?(row|file)"?,class,probability|^id,predicted,expected_cost,referred|^{"(row|file)": '),
+    ),
+    "table of scores": ("scores.csv", re.compile(rb"^id,label,(part,)?[pz]:")),
+    "table of frequencies": ("priors.csv", re.compile(rb"^class,frequency\r?\n")),
+    "JUnit file": ("check.xml", re.compile(rb'<testsuite name="csada check"')),
+    "figure": ("figure.png", re.compile(rb"[Mm]atplotlib")),
+    "record": ("record.json", re.compile(rb'^{\s+"datasets"')),
+    "model": ("model.onnx", re.compile(rb"(?!)")),  # its description may be anywhere in it
+}
 
 StrPath = str | os.PathLike[str]
 
@@ -39,16 +57,27 @@ def whole(path: StrPath) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, path.name)
     partial = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
-    with partial.open("wb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # while somebody writes to it, nobody sweeps it away
-        try:
+    try:
+        with partial.open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # while somebody writes to it, nobody sweeps it away
             yield partial
             synced(partial)
             os.replace(partial, path)
             with suppress(OSError):  # not every file system can for a folder
                 synced(path.parent)
-        finally:
+    finally:
+        with uninterrupted():
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for its end: what tidies up does so completely."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
@@ -73,6 +102,29 @@ def write_text(path: StrPath, text: str, errors: str = "strict") -> Path:
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8", errors=errors)
     return Path(path)
+
+
+def replaceable(path: Path, kind: str, *, force: bool = False) -> Path:
+    """A file to write: not a folder, nor a file that is there and that csada did not write, unless by force.
+
+    A project file of a stranger may name any. kind: of KINDS, by which a file is known as csada's; an empty one is nobody's.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the file to write, such as {path / KINDS[kind][0]}")
+    if path.exists() and not force:
+        start = read_start(path)
+        with regular(path).open("rb") as file:
+            ours = not start or KINDS[kind][1].search(start) or (kind == "model" and _holds(file.fileno(), b"csada"))
+        if not ours:
+            raise InputError(
+                f"{path} is there already and not a {kind} of csada; --force overwrites it, or name another"
+            )
+    return path
+
+
+def _holds(file: int, words: bytes) -> bool:
+    with mmap.mmap(file, 0, prot=mmap.PROT_READ) as content:
+        return content.find(words) >= 0
 
 
 def regular(path: StrPath, largest: float = math.inf) -> Path:

@@ -20,7 +20,7 @@ from typing import IO
 from uuid import uuid4
 
 from csada.errors import InputError, RunError
-from csada.files import synced
+from csada.files import synced, uninterrupted
 
 CONFIG = "model.json"  # by which a folder of ours is known
 OWN = ".csada"
@@ -52,12 +52,13 @@ def reserved(out: Path) -> Iterator[Path]:
         try:
             yield out
         finally:
-            if _is_in(out, file):  # else the folder was replaced, and a new one may have its own
-                (out / LOCK).unlink()
-                with suppress(OSError):  # they hold something
-                    (out / OWN).rmdir()
-                    if new:
-                        out.rmdir()
+            with uninterrupted():
+                if _is_in(out, file):  # else the folder was replaced, and a new one may have its own
+                    (out / LOCK).unlink()
+                    with suppress(OSError):  # they hold something
+                        (out / OWN).rmdir()
+                        if new:
+                            out.rmdir()
 
 
 @contextmanager
@@ -107,9 +108,10 @@ def replaced(out: Path, outdated: Sequence[str] = ()) -> Iterator[Path]:
             f"cannot write {out}: {error.strerror}; what was there is kept; the same command resumes from its checkpoint"
         ) from None
     finally:
-        shutil.rmtree(new, ignore_errors=True)
-        with suppress(OSError):  # another run writes there too
-            beside(out).rmdir()
+        with uninterrupted():
+            shutil.rmtree(new, ignore_errors=True)
+            with suppress(OSError):  # another run writes there too
+                beside(out).rmdir()
 
 
 def beside(out: Path) -> Path:

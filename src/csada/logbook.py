@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csada.errors import InputError, RunError
-from csada.files import StrPath, regular
+from csada.files import StrPath, read_start, regular
 
 Array = NDArray[Any]
 Key = tuple[str | None, str | None]  # input and id
@@ -31,6 +32,7 @@ Line = tuple[float, list[float], int, bool, Key]
 TOGETHER = 10_000  # lines read at once
 SKEW = 60.0  # seconds by which the clocks of several writers may differ
 OFF = 2e-3  # by which a sum of probabilities may differ from one
+LINE = re.compile(rb'\s*{[^\n]*"(time|input|id|model|probabilities)"')  # how a log begins
 LONGEST = 1 << 20  # characters of a line
 
 
@@ -44,6 +46,10 @@ class Log:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
                 regular(self.path)
+                if not LINE.match(start := read_start(self.path)) and start.strip():
+                    raise InputError(
+                        f"{path} is there already and not a log of decisions; give another file for the log"
+                    )
             self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}; give another file for the log") from None

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
-import pkgutil
 import shutil
 import struct
 import tarfile
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -95,18 +93,23 @@ def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> No
     _answers(root)
     _mnist(root / "mnist", draw)
     _cifar(root / "cifar", draw)
+    (root / "late.csv").write_text("id,label\n" + "".join(f"s{i},{('low', 'mid', 'high')[i % 3]}\n" for i in range(90)))
+    with tarfile.open(root / "shard.tar", "w") as tar:
+        tar.add(root / "photos", "")
     _models(root)
     shutil.copytree(root / "model", root / "checked")
     for command in (
         "check checked table.csv --criteria csada.toml --groups groups.csv",
         "fit model table.csv --costs costs.csv --priors priors.csv --out version",
+        "decide scores.csv --costs costs.csv --out out/d.csv --save rule",
+        "decide scores.csv --rule rule --out out/d.csv --log log.jsonl",
         "tune baseline table.csv --costs costs.csv --epochs 1 --trials 1 --out search",
         "compare table.csv --costs costs.csv --methods cost_weighted --seeds 1 --epochs 1 --baseline-epochs 1 --out compared",
     ):
         (root / "out").mkdir()
         code, _ = run(command.split(), root)
         assert code == 0 or (code in (1, 3) and command.startswith("check")), (root / "stderr").read_text()
-        (root / "out").rmdir()
+        shutil.rmtree(root / "out")
         for name in ("stdout", "stderr"):
             (root / name).unlink()
 
@@ -203,21 +206,3 @@ def _models(root: Path) -> None:
 
     train(table, "mlp", epochs=1, checkpoints=root / "resumed")
     (root / "weights.safetensors").write_bytes((root / "baseline" / "model.safetensors").read_bytes())
-
-
-def warm_up() -> None:
-    """What every case would import again."""
-    for module in (
-        "onnx",
-        "onnxruntime",
-        "optuna",
-        "lightning_fabric",
-        "torchmetrics",
-        "sklearn.datasets",
-        "matplotlib.figure",
-        "scipy.stats",
-    ):
-        import_module(module)
-    for module in pkgutil.walk_packages(csada.__path__, "csada."):
-        if not module.name.endswith(("__main__", "triton_kernels", "csada.lightning")):
-            import_module(module.name)

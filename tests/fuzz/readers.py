@@ -267,6 +267,25 @@ READERS: dict[str, Reader] = {
         ),
         any_of(csv_of),
     ),
+    "log": Reader(
+        "log.jsonl",
+        (
+            "monitor rule log.jsonl --out OUT/m.html",
+            "monitor rule log.jsonl --labels late.csv --every 30 --json",
+            "decide scores.csv --rule rule --out OUT/d.csv --log log.jsonl",
+        ),
+        any_of(lines_of),
+    ),
+    "late labels": Reader("late.csv", ("monitor rule log.jsonl --labels late.csv --out OUT/m.html",), any_of(csv_of)),
+    "shard": Reader(
+        "shard.tar",
+        (
+            "data show shard.tar",
+            "data show shard.tar --skip-bad",
+            "train shard.tar --model cnn --size 12 --epochs 1 --out OUT/m",
+            "predict seeing shard.tar",
+        ),
+    ),
     "CHANGES.md": Reader(
         "version/CHANGES.md", ("fit version table.csv --costs costs.csv --priors priors.csv --out OUT/m",)
     ),

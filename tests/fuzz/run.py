@@ -10,7 +10,6 @@ why. It must not write outside of its folder, start a program, look up a name of
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
 import json
 import os
@@ -32,7 +31,9 @@ from typing import Any, NamedTuple
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import forked
 import good
 from readers import READERS, prepare, words_of
 
@@ -100,69 +101,25 @@ def forbid(folder: Path) -> None:
     sys.addaudithook(hook)
 
 
-def child(words: list[str], folder: Path) -> int:
-    """The program, as if it had been started in that folder; the exit code."""
-    os.setsid()
-    os.chdir(folder)
-    os.environ |= {
-        "XDG_CACHE_HOME": str(folder / "home"),
-        "CSADA_CACHE": str(folder / "cache"),
-        "TMPDIR": str(folder / "out"),
-    }
-    tempfile.tempdir = None
-    for number, name in ((0, "/dev/null"), (1, folder / "stdout"), (2, folder / "stderr")):
-        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
-    sys.stdout, sys.stderr = (
-        os.fdopen(n, "w", encoding="utf-8", errors=e, closefd=False)
-        for n, e in ((1, "strict"), (2, "backslashreplace"))
-    )
-    from csada.cli import common, main
-
-    common.console.file, common.errors.file = sys.stdout, sys.stderr
-    forbid(folder)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.argv = ["csada", *words]
-    try:
-        main()
-        return 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-
-
 def started(words: list[str], folder: Path) -> tuple[int, float]:
     """The exit code, negative for a signal, and the seconds that it took."""
+
+    def limited() -> None:
+        forbid(folder)
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+
     begin = time.monotonic()
-    if (process := os.fork()) == 0:
-        code = 99
-        try:
-            code = child(words, folder)
-        finally:
-            os._exit(code)
-    pause = 0.002
-    while time.monotonic() - begin < SECONDS:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status), time.monotonic() - begin
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return -signal.SIGKILL, time.monotonic() - begin
+    process = forked.start(words, folder, limited)
+    if (code := forked.ended(process, SECONDS)) is None:
+        os.waitpid(process, 0)
+        code = -signal.SIGKILL
+    return code, time.monotonic() - begin
 
 
 def judged(code: int, seconds: float, folder: Path) -> str:
     """What is wrong with how it ended; "" where nothing is."""
-    out, err = (
-        (folder / name).read_text(errors="replace") if (folder / name).exists() else "" for name in ("stdout", "stderr")
-    )
+    out, err = forked.printed(folder)
     lines = err.rstrip("\n").splitlines()
     last = lines[-1] if lines else ""
     if "FORBIDDEN" in err:
@@ -208,7 +165,7 @@ def made(name: str, words: list[str], template: Path, folder: Path, rng: Random 
         (folder / "csada.toml").unlink()
     if reader.primed:
         started(words, folder)
-        for stream in ("stdout", "stderr"):
+        for stream in forked.OUTPUTS:
             (folder / stream).unlink(missing_ok=True)
     return reader.change(rng.choice(sorted(folder.glob(reader.file))), rng) if reader.file and rng else ""
 
@@ -276,13 +233,8 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="csada-fuzz-"))
     os.environ |= {"CSADA_CACHE": str(root / "cache")}
     os.environ.pop("CSADA_DATA", None)
-    import torch
-
-    torch.set_num_threads(1)
-    good.warm_up()
+    forked.warm_up()
     good.write(root / "good", started)
-    gc.collect()
-    gc.freeze()  # what is shared stays shared
     if given.good:
         found = not_good(root / "good", root / "case", names)
         print(*found, f"{len(found)} commands refuse good files", sep="\n")
@@ -294,7 +246,7 @@ def main() -> int:
         print(
             outcome,
             root / "case",
-            *(f"{n}:\n{(root / 'case' / n).read_text(errors='replace')}" for n in ("stdout", "stderr")),
+            *(f"{name}:\n{text}" for name, text in zip(forked.OUTPUTS, forked.printed(root / "case"), strict=True)),
             sep="\n",
         )
         return int(bool(outcome.wrong))

@@ -37,6 +37,16 @@ class Told(logging.Handler):
 
 
 def main() -> None:
+    own, stopped = os.getpid(), False
+
+    def terminated(number: int, _: Any) -> None:
+        """As after Ctrl-C, files are left in order; a forked process, which has none, just ends."""
+        nonlocal stopped
+        if os.getpid() != own:
+            os._exit(128 + number)
+        stopped = True
+        raise Terminated
+
     before = signal.signal(signal.SIGTERM, terminated)
     log, told = logging.getLogger("csada"), Told()
     log.addHandler(told)
@@ -48,6 +58,12 @@ def main() -> None:
     except OSError as error:  # a full disk, a folder that may not be written to, a name that is too long
         where = f"{os.fsdecode(error.filename)[:200]}: " if isinstance(error.filename, str | bytes) else ""
         ended(f"{where}{error.strerror or error}; free the space, or name another place", 1)
+    except KeyboardInterrupt:  # before a command had begun
+        ended("interrupted", 143 if stopped else 130)
+    except SystemExit as end:
+        if stopped and end.code == 130:  # while it read its arguments: Typer knows Ctrl-C alone
+            ended("interrupted", 143)
+        raise
     except MemoryError:
         ended("the memory does not suffice; give it less at once", 1)
     finally:
@@ -59,10 +75,3 @@ def ended(why: str, code: int) -> NoReturn:
     """Whatever a library had to say about it, one line."""
     warn(f"csada: {' '.join(why.split())[:LONGEST]}", style="red")
     sys.exit(code)
-
-
-def terminated(number: int, _: Any, own: int = os.getpid()) -> None:
-    """As after Ctrl-C, files are left in order; a forked process, which has none, just ends."""
-    if os.getpid() != own:
-        os._exit(128 + number)
-    raise Terminated

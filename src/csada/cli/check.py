@@ -10,6 +10,7 @@ from typer import Exit, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
+from csada.files import replaceable
 
 if TYPE_CHECKING:
     from csada.decisions.acceptance import Check
@@ -19,6 +20,7 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  #
 
 
 @cli.app.command()
+@cli.reads
 def check(
     model: cli.Model,
     data: cli.DataSet,
@@ -28,12 +30,8 @@ def check(
         str, Option(metavar="auto|test|all", help="Of the data; auto: all where they are new, else test.")
     ] = "auto",
     junit: Annotated[Path | None, Option(help="Also write the verdicts to this file as JUnit XML.")] = None,
-    scale: cli.Scale = 1.0,
-    size: cli.Size = None,
-    data_dir: cli.DataDir = None,
-    skip_bad: cli.SkipBad = False,
-    label: cli.Label = None,
-    ignore: cli.Ignore = None,
+    force: cli.Force = False,
+    reading: cli.Reading = cli.AS_IT_IS,
     seen: cli.Seen = "refuse",
     trust: cli.Trust = False,
     device: cli.Device = "auto",
@@ -51,10 +49,12 @@ def check(
     from csada.decisions.limits import Limits
     from csada.workflow import check as workflow
 
+    if junit is not None:
+        replaceable(junit, "JUnit file", force=force)
     limits = Limits.read(criteria)
     classifier = cli.opened(model, device, trust)
     limits.resolved(classifier.classes)  # refuses unknown classes before the data are read
-    splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad, label=label, ignore=ignore)
+    splits = reading.load(data, classifier)
     looked = workflow.check(classifier, model, splits, limits, part=part, seen=seen, groups=groups, source=data)
     found = looked.check
     if junit is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from csada.decisions import Judged
     from csada.evidence import Evidence
     from csada.metrics import Evaluation
+    from csada.workflow.engine import Engine
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,11 +41,16 @@ console = Console(markup=False, highlight=False)
 errors = Console(stderr=True, markup=False, highlight=False)
 
 OutDir = Annotated[Path, Option("--out", help="The folder to write to.")]
-DataSet = Annotated[str, Argument(help="A data set's name, a folder of images or a CSV file.")]
+DataSet = Annotated[str, Argument(help="A data set's name, a folder or tar files of images, or a CSV file.")]
 DataDir = Annotated[Path | None, Option(help="The folder of the data set's files.")]
 Scale = Annotated[float, Option(help="The fraction of the data to use.")]
 SkipBad = Annotated[bool, Option(help="Leave out images that cannot be decoded, and list them.")]
-Costs = Annotated[str, Option(help="A CSV file of costs; or uniform, pareto:SEED, pmi.")]
+COSTS = "A CSV file of costs; or uniform, pareto:SEED, pmi."
+CacheGb = Annotated[
+    float | None,
+    Option(callback=lambda given: bound_cache(given), help="Gigabytes that the cache of decoded images may take."),
+]
+Costs = Annotated[str, Option(help=COSTS)]
 Label = Annotated[
     str | None, Option(metavar="NAME", help="A table's column with the classes; by default the last one.")
 ]
@@ -52,7 +62,18 @@ Model = Annotated[Path, Argument(help="A folder written by `csada train` or `csa
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON instead of a table.")]
 Track = Annotated[str | None, Option(help="Also log to csv:FOLDER, tensorboard:FOLDER or mlflow:URI.")]
 Seen = Annotated[str, Option(metavar="refuse|drop|keep", help="What to do with test samples it was trained on.")]
+Force = Annotated[bool, Option("--force", help="Overwrite a file even if csada did not write it.")]
 Trust = Annotated[bool, Option(help="Run the code that is named as package.module:factory.")]
+EngineName = Annotated[str, Option("--engine", metavar="local|ray|ray://HOST", help="Where runs are done.")]
+Workers = Annotated[int, Option(min=1, help="Processes of the engine local; with several GPUs they share these.")]
+PerRun = Annotated[str, Option(metavar="cpus=1,gpus=0.5", help="What a run asks a Ray cluster for; memory_gb, too.")]
+
+
+def bound_cache(gigabytes: float | None) -> float | None:
+    """For this command; CSADA_CACHE_GB does the same for all."""
+    if gigabytes is not None:
+        os.environ["CSADA_CACHE_GB"] = str(gigabytes)
+    return gigabytes
 
 
 class Terminated(KeyboardInterrupt):
@@ -133,6 +154,15 @@ def numbers(e: Evaluation) -> dict[str, Any]:
     return {"samples": e.samples, "accuracy": e.accuracy, **cost, **person, "decided": apart}
 
 
+def limit_numbers(evidence: Evidence) -> dict[str, Any]:
+    """What came of the limits on validation and test; nothing where none were set."""
+    from csada.evidence import HELD_OUT
+
+    if evidence.limits is None:
+        return {}
+    return {"limits": {part: [judged_numbers(j) for j in evidence.judged(evidence.chosen, part)] for part in HELD_OUT}}
+
+
 def judged_numbers(each: Judged) -> dict[str, Any]:
     """A limit on counted cases as plain values; shares are of bad cases."""
     limit, counted = each.limit, {"bad": each.bad, "samples": each.samples}
@@ -148,20 +178,50 @@ def row_numbers(evidence: Evidence) -> dict[str, Any]:
     return {row: {part: numbers(rows[row]) for part, rows in parts.items()} for row in evidence.test}
 
 
-def load_data(
-    data: str, data_dir: Path | None, scale: float, classifier: Classifier | None = None, **own: Any
-) -> Splits:
-    """The data with the source's own options as far as given (size, flip, skip_bad, label, ignore).
+@dataclass(frozen=True)
+class Reading:
+    """How data are read: options of every command that reads a data set, which `reads` gives to it."""
 
-    Images are in the classifier's size, and of a table its columns are chosen by name.
-    """
-    from csada.data import load
+    scale: Scale = 1.0
+    size: Size = None
+    data_dir: DataDir = None
+    skip_bad: SkipBad = False
+    cache_gb: CacheGb = None
+    label: Label = None
+    ignore: Ignore = None
 
-    with progress("decoding") as update:
-        options = given(**own) | {"data_dir": data_dir, "scale": scale, "on_progress": update}
-        splits = load(data, **options) if classifier is None else classifier.load_data(data, **options)
-    warn(*splits.warnings, *(f"left out: {name}" for name in splits.skipped), style=None)
-    return splits
+    def changed(self) -> dict[str, Any]:
+        """The options that are given."""
+        found = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return found | ({"ignore": ",".join(self.ignore)} if self.ignore else {})
+
+    def load(self, data: str, classifier: Classifier | None = None, **own: Any) -> Splits:
+        """Images are in the classifier's size, and of a table its columns are chosen by name. own: options to add."""
+        from csada.data import load
+
+        with progress("decoding") as update:
+            found = given(skip_bad=self.skip_bad, label=self.label, ignore=self.ignore, **{"size": self.size} | own)
+            options = found | {"data_dir": self.data_dir, "scale": self.scale, "on_progress": update}
+            splits = load(data, **options) if classifier is None else classifier.load_data(data, **options)
+        warn(*splits.warnings, *(f"left out: {name}" for name in splits.skipped), style=None)
+        return splits
+
+
+AS_IT_IS = Reading()
+
+
+def reads(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each field of its argument `reading` as an option, in that place."""
+    options = inspect.signature(Reading, eval_str=True).parameters
+    taken = inspect.signature(command, eval_str=True).parameters.values()
+    shown = [each for own in taken for each in (options.values() if own.name == "reading" else [own])]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(reading=Reading(**{name: values.pop(name) for name in options}), **values)
+
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return run
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -176,6 +236,14 @@ def opened(model: Path, device: str, trust: bool) -> Classifier:
     from csada.classifier import Classifier
 
     return Classifier.load(model, device=chosen_device(device), trust=trust)
+
+
+def chosen_engine(name: str, workers: int, per_run: str) -> Engine | None:
+    """None: one run after the other, in this process."""
+    from csada.workflow.engine import Engine, Resources
+
+    asked = Resources.read(per_run)
+    return None if name == "local" and workers == 1 else Engine(name, workers, asked)
 
 
 def chosen_device(name: str) -> torch.device:

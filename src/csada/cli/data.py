@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
+from csada.files import replaceable
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: show what they hold, download public ones.")
 cli.app.add_typer(data_app, name="data")
@@ -21,9 +22,11 @@ def data_show(
     data_dir: cli.DataDir = None,
     scale: cli.Scale = 1.0,
     skip_bad: cli.SkipBad = False,
+    cache_gb: cli.CacheGb = None,
     label: cli.Label = None,
     ignore: cli.Ignore = None,
     figure: Annotated[Path | None, Option(help="Also draw one image of each class into this file.")] = None,
+    force: cli.Force = False,
     as_json: cli.AsJson = False,
 ) -> None:
     """What a data set holds: parts, classes, samples per class.
@@ -32,15 +35,19 @@ def data_show(
     """
     import numpy as np
 
-    from csada.data import find, folder
+    from csada.data import find, folder, shards
     from csada.report.examples import examples_figure
     from csada.report.style import save
     from csada.workflow.project import images
 
-    is_folder, size = find(data, data_dir)[0] == folder.__name__, None
+    formats: tuple[str, ...] = ()
+    if figure is not None:
+        formats = (figure.suffix[1:] or "png",)
+        replaceable(figure.with_suffix(f".{formats[0]}"), "figure", force=force)
+    is_folder, size = find(data, data_dir)[0] in (folder.__name__, shards.__name__), None
     if is_folder:  # as small as they are: nothing here needs more
         size = min(images(data, data_dir)[0] or 224, 224)
-    splits = cli.load_data(data, data_dir, scale, size=size, skip_bad=skip_bad, label=label, ignore=ignore)
+    splits = cli.Reading(scale, size, data_dir, skip_bad, label=label, ignore=ignore).load(data)
     names = ("train", "validation", "test")
     parts = [getattr(splits, name) for name in names]
     counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]
@@ -56,7 +63,7 @@ def data_show(
             raise InputError(f"{splits.name} holds no images to draw")
         first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(splits.classes))]
         pictures = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
-        files = save(examples_figure(pictures, splits.classes, columns=5), figure, (figure.suffix[1:] or "png",))
+        files = save(examples_figure(pictures, splits.classes, columns=5), figure, formats)
         cli.show_files([] if as_json else files)
 
 

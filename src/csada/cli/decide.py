@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from csada.cli import common as cli
-from csada.cli.fit import Budget, Refer
+from csada.cli.fit import Budget, LimitsFile, Refer
 from csada.errors import InputError, RunError
 
 
@@ -17,13 +18,20 @@ def decide(
     scores: Annotated[
         Path, Argument(help="A CSV, Parquet or NPZ file: id, label, p:CLASS (or z:CLASS) of each class.")
     ],
-    costs: cli.Costs,
+    costs: Annotated[str | None, Option(help=cli.COSTS)] = None,
     out: Annotated[Path, Option(help="The file to write: one decision per row.")] = Path("decisions.csv"),
     budget: Budget = 0.5,
     refer: Refer = None,
+    limits: LimitsFile = None,
+    rule: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Decide by a rule that --save kept, with its costs; nothing is fitted."),
+    ] = None,
+    log: Annotated[Path | None, Option(help="Also append the decisions to this file, for csada monitor.")] = None,
     save: Annotated[
         Path | None, Option(help="A folder: keeps the rule, for report, predict, export and others.")
     ] = None,
+    force: cli.Force = False,
     as_json: cli.AsJson = False,
 ) -> None:
     """Decide by cost from the scores of any model, in a table: p:CLASS are probabilities, z:CLASS are logits.
@@ -32,30 +40,50 @@ def decide(
     them each, by a hash of their id, or as a column named part says. Rows without one are decided. The file to write has the
     columns id, predicted, expected_cost and referred.
 
+    New scores of the same model are decided with --rule FOLDER instead of --costs; --log keeps their decisions for monitor.
+
     Example: csada decide scores.csv --costs costs.csv --out decisions.csv
     """
     import csv
 
+    from csada.classifier import Classifier
     from csada.data.scores import NONE, read
-    from csada.files import whole
+    from csada.decisions import Limits
+    from csada.files import replaceable, whole
     from csada.folders import reserved
-    from csada.report.card import verdict
+    from csada.logbook import Log
+    from csada.report.card import limit_lines, verdict
+    from csada.rows import cell
     from csada.workflow import scores as workflow
     from csada.workflow.settings import costs_for
 
-    if out.is_dir():
-        raise InputError(f"{out} is a folder; name the file to write, such as {out / 'decisions.csv'}")
+    replaceable(out, "table of decisions", force=force)
+    if costs is None and rule is None:
+        raise InputError(
+            "give --costs to make a rule from this table, or --rule FOLDER to decide by one that was saved"
+        )
+    if rule is not None and save is not None:
+        raise InputError("--save is for a new rule; leave it out, or leave out --rule")
     table = read(scores)
-    classifier = workflow.fitted(table, costs_for(costs, table.classes), budget=budget, refer=refer)
+    if rule is not None:
+        classifier = Classifier.load(rule)
+    else:
+        known = None if limits is None else Limits.read(limits)
+        options: dict[str, Any] = {"budget": budget, "refer": refer, "limits": known}
+        classifier = workflow.fitted(table, costs_for(str(costs), table.classes), **options)
     referred = 0
     try:
-        with whole(out) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with (
+            nullcontext() if log is None else Log(log, classifier.fingerprint, classifier.classes) as book,
+            whole(out) as partial,
+            partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        ):
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(workflow.Row._fields)
-            for row in workflow.decided(classifier, table):
+            for row in workflow.decided(classifier, table, book):
                 referred += row.referred
                 words = f"{row.expected_cost:.6g}", str(row.referred).lower()
-                writer.writerow((row.id, row.predicted, *words))
+                writer.writerow((cell(row.id), cell(row.predicted), *words))
     except OSError as error:
         raise RunError(f"{out} cannot be written: {error.strerror}") from None
     if save is not None:
@@ -67,17 +95,18 @@ def decide(
         found |= {"calibrated": evidence is not None, "decision": classifier.decision}
         if evidence is not None:
             found |= {"rows": cli.row_numbers(evidence), "chosen": evidence.chosen, "verdict": verdict(evidence)}
+            found |= cli.limit_numbers(evidence)
         cli.show_json(found)
         return
-    if evidence is None:
+    if evidence is None and rule is None:
         enough = f"{labelled:,} rows are labelled: too few" if labelled else "no row is labelled"
         cli.warn(
             f"{enough}, so the scores are taken as they are: nothing is calibrated, and nothing is known of what the rule "
             f"saves. Labels for {2 * workflow.FEWEST} rows or more change that."
         )
-    else:
+    elif evidence is not None and rule is None:
         cli.show_rows(evidence)
-        cli.say(verdict(evidence))
+        cli.say(*limit_lines(evidence), verdict(evidence))
     share = f"; {referred:,} are left to a person" if referred else ""
     cli.say(f"{len(table):,} rows decided, {labelled:,} of them with a label{share}")
-    cli.show_files([out, *([save] if save else [])])
+    cli.show_files([out, *filter(None, (log, save))])

@@ -12,6 +12,7 @@ from csada.errors import InputError
 
 
 @cli.app.command()
+@cli.reads
 def diff(
     old: Annotated[Path, Argument(help="The folder of one version.")],
     new: Annotated[Path, Argument(help="The folder of another; its costs count.")],
@@ -23,12 +24,8 @@ def diff(
     priors: Annotated[
         Path | None, Option(metavar="FILE", help="Count costs at these class frequencies: a CSV of class,frequency.")
     ] = None,
-    size: cli.Size = None,
-    data_dir: cli.DataDir = None,
-    scale: cli.Scale = 1.0,
-    skip_bad: cli.SkipBad = False,
-    label: cli.Label = None,
-    ignore: cli.Ignore = None,
+    force: cli.Force = False,
+    reading: cli.Reading = cli.AS_IT_IS,
     seen: cli.Seen = "refuse",
     trust: cli.Trust = False,
     device: cli.Device = "auto",
@@ -40,13 +37,14 @@ def diff(
     """
     from dataclasses import replace
 
-    from csada.files import write_text
+    from csada.files import replaceable, write_text
     from csada.report.difference import difference_page
     from csada.workflow.versions import changed_samples, difference, read_priors
 
+    if out is not None:
+        replaceable(out, "page", force=force)
     first, second = (cli.opened(folder, device, trust) for folder in (old, new))
-    own = {"size": size, "skip_bad": skip_bad, "label": label, "ignore": ignore}
-    splits = cli.load_data(data, data_dir, scale, second, **own)
+    splits = reading.load(data, second)
     found = difference(first, second, splits, part, seen=seen)
     if priors is not None:
         found = replace(found, frequencies=read_priors(priors, second.classes))

@@ -11,11 +11,11 @@ from typer import Argument, Option
 from csada.cli import common as cli
 from csada.cli.fit import Budget
 from csada.errors import InputError
-
-OURS = b'<meta name="generator" content="csada">'  # in the head of a report
+from csada.files import replaceable
 
 
 @cli.app.command()
+@cli.reads
 def evaluate(
     model: cli.Model,
     data: cli.DataSet,
@@ -25,14 +25,10 @@ def evaluate(
         Option(metavar="auto|test|validation|train|all", help="Of the data; auto: all where they are new, else test."),
     ] = "auto",
     decision: Annotated[str, Option(metavar="own|argmax|rule", help="rule: least expected cost, calibrated.")] = "own",
-    scale: cli.Scale = 1.0,
-    size: cli.Size = None,
-    data_dir: cli.DataDir = None,
-    skip_bad: cli.SkipBad = False,
-    label: cli.Label = None,
-    ignore: cli.Ignore = None,
+    reading: cli.Reading = cli.AS_IT_IS,
     seen: cli.Seen = "refuse",
     scores: Annotated[Path | None, Option(help="Also write the scores of all samples: a CSV for csada decide.")] = None,
+    force: cli.Force = False,
     trust: cli.Trust = False,
     device: cli.Device = "auto",
     as_json: cli.AsJson = False,
@@ -52,10 +48,12 @@ def evaluate(
     from csada.workflow.scores import write_scores
     from csada.workflow.settings import costs_for
 
+    if scores is not None:
+        replaceable(scores, "table of scores", force=force)
     classifier = cli.opened(model, device, trust)
     if costs is None and classifier.costs is None:
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
-    splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad, label=label, ignore=ignore)
+    splits = reading.load(data, classifier)
     table = None if costs is None else costs_for(costs, classifier.classes)
     part, why = part_for(classifier, splits, decision) if part == "auto" else (part, "")
     e, told, known = judge(classifier, splits, table, part, decision, seen=seen)
@@ -111,6 +109,9 @@ def compare(
     label: cli.Label = None,
     ignore: cli.Ignore = None,
     trust: cli.Trust = False,
+    engine: cli.EngineName = "local",
+    workers: cli.Workers = 1,
+    per_run: cli.PerRun = "",
     out: cli.OutDir = Path("out"),
     as_json: cli.AsJson = False,
 ) -> None:
@@ -159,6 +160,7 @@ def compare(
             data_dir=data_dir,
             out=out,
             trust=trust,
+            engine=cli.chosen_engine(engine, workers, per_run),
             on_progress=update,
             on_start=announce,
             on_estimate=lambda s: cli.warn(
@@ -202,6 +204,7 @@ def compare(
 def report(
     folder: Annotated[Path, Argument(help="A folder written by `csada fit`.")],
     out: Annotated[Path | None, Option(help="The file to write; by default report.html in the folder.")] = None,
+    force: cli.Force = False,
     as_json: cli.AsJson = False,
 ) -> None:
     """Write one HTML file that shows what was trained, what its mistakes cost before and after, and how sure that is.
@@ -213,7 +216,7 @@ def report(
     Example: csada report out/fitted --out report.html
     """
     from csada.classifier import described
-    from csada.files import read_start, write_text
+    from csada.files import write_text
     from csada.report.card import verdict
     from csada.report.page import page
     from csada.workflow.check import latest
@@ -224,10 +227,7 @@ def report(
             f"{folder} was trained but not fitted to costs; run csada fit, then csada report on its folder"
         )
     target, shown = out or folder / "report.html", folder.name if folder.is_absolute() else str(folder)
-    if target.is_dir():
-        raise InputError(f"{target} is a folder; name a file, for example --out {target / 'report.html'}")
-    if target.exists() and OURS not in read_start(target):  # a project file of a stranger may name any
-        raise InputError(f"{target} is not a report of csada; remove it, or give another --out")
+    replaceable(target, "page", force=force)
     try:
         write_text(target, page(evidence, shown, latest(folder)), errors="replace")  # names of folders need not be text
     except OSError as error:

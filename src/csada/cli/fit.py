@@ -22,11 +22,14 @@ Budget = Annotated[
 Method = Annotated[str, Option(help="The method, such as csada, cost_weighted or sosr.")]
 REFER = "Share of cases that may be left to a person, at most; by default any if that has a cost, else none."
 Refer = Annotated[float | None, Option(min=0, max=1, help=REFER)]
+LIMITS = "A file of limits, such as limits.toml: the cheapest rule that keeps them, in place of the budget."
+LimitsFile = Annotated[Path | None, Option("--limits", help=LIMITS)]
 SET = "Any option of fit or of the method; repeatable."
 BatchSize = Annotated[int | None, Option(min=1, help="By default 64 to 512, at most an eighth of the samples.")]
 
 
 @cli.app.command("fit")
+@cli.reads
 def fit_command(
     model: cli.Model,
     data: cli.DataSet,
@@ -52,22 +55,15 @@ def fit_command(
     referral_cost: Annotated[
         float | None, Option(help="What leaving a case to a person costs, instead of what the costs say.")
     ] = None,
-    limits: Annotated[
-        Path | None,
-        Option(
-            help="A file of limits, such as limits.toml: the cheapest rule that keeps them, in place of the budget."
-        ),
-    ] = None,
+    limits: LimitsFile = None,
     seed: int = 0,
+    engine: cli.EngineName = "local",
+    workers: cli.Workers = 1,
+    per_run: cli.PerRun = "",
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
-    scale: cli.Scale = 1.0,
-    size: cli.Size = None,
+    reading: cli.Reading = cli.AS_IT_IS,
     flip: cli.Flip = False,
-    data_dir: cli.DataDir = None,
-    skip_bad: cli.SkipBad = False,
-    label: cli.Label = None,
-    ignore: cli.Ignore = None,
     seen: cli.Seen = "refuse",
     trust: cli.Trust = False,
     device: cli.Device = "auto",
@@ -89,9 +85,7 @@ def fit_command(
     from csada.costs import CostMatrix
     from csada.decisions import Limits
     from csada.errors import InputError
-    from csada.evidence import HELD_OUT
-    from csada.files import write_text
-    from csada.folders import CHANGES, reserved
+    from csada.folders import reserved
     from csada.report.card import limit_lines, verdict
     from csada.tracking import tracked
     from csada.workflow.auto import auto
@@ -110,15 +104,14 @@ def fit_command(
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | parse_options(options or [])
     own = {"members": members if members != 3 else None, "views": views, "single": single or None, "time": limit}
+    own |= {"engine": None if engine == "local" else engine, "workers": workers if workers > 1 else None}
     if method == "auto":
         settings.pop("epochs", None)
     for name in settings if method == "auto" else [name for name, value in own.items() if value is not None]:
         which = "one method: add --method csada, say" if method == "auto" else "auto: leave out --method"
         raise InputError(f"--{name.replace('_', '-')} is for {which}, or leave it out")
     minutes = None if limit is None else minutes_of(limit)
-    splits = cli.load_data(
-        data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore
-    )
+    splits = reading.load(data, start, flip=flip)
     table = costs_for(costs, start.classes)
     if referral_cost is not None:
         table = CostMatrix(table.values, table.classes, referral_cost)
@@ -146,6 +139,7 @@ def fit_command(
                 epochs=epochs,
                 minutes=minutes,
                 seed=seed,
+                engine=cli.chosen_engine(engine, workers, per_run),
                 **common,
             )
         else:
@@ -160,19 +154,18 @@ def fit_command(
         if deployment is not None or start.evidence is not None:
             earlier = earlier_changes(model)
             version = changes(start, better, earlier, made_from=model.name, why=told_why, deployment=deployment)
-        better.save(folder)
-        if version is not None:
-            write_text(folder / CHANGES, version)
+        better.save(folder, version)
+    if method == "csada" and start.training is not None and not start.training.interpolates:
+        cli.warn(
+            f"{model} does not fit its training data. CSADA is made for models that do: train it longer, train a larger "
+            "model, or leave out --method."
+        )
     evidence = better.evidence
     assert evidence is not None
     if as_json:
         found: dict[str, Any] = {"folder": str(out), "rows": cli.row_numbers(evidence), "chosen": evidence.chosen}
         found |= {"verdict": verdict(evidence), "options": evidence.options, "members": evidence.admissions}
-        if known is not None:
-            found["limits"] = {
-                part: [cli.judged_numbers(j) for j in evidence.judged(evidence.chosen, part)] for part in HELD_OUT
-            }
-        cli.show_json(found)
+        cli.show_json(found | cli.limit_numbers(evidence))
         return
     cli.show_members(evidence)
     cli.show_rows(evidence)
@@ -193,6 +186,7 @@ def fit_command(
 
 
 @cli.app.command()
+@cli.reads
 def tune(
     model: cli.Model,
     data: cli.DataSet,
@@ -204,13 +198,8 @@ def tune(
     batch_size: BatchSize = None,
     timeout: Annotated[float | None, Option(min=0, help="Minutes after which no further trial starts.")] = None,
     seed: int = 0,
-    scale: cli.Scale = 1.0,
-    size: cli.Size = None,
+    reading: cli.Reading = cli.AS_IT_IS,
     flip: cli.Flip = False,
-    data_dir: cli.DataDir = None,
-    skip_bad: cli.SkipBad = False,
-    label: cli.Label = None,
-    ignore: cli.Ignore = None,
     seen: cli.Seen = "refuse",
     trust: cli.Trust = False,
     device: cli.Device = "auto",
@@ -231,9 +220,7 @@ def tune(
     if workflow.optuna_version() is None:
         cli.warn("settings are drawn at random; install 'csada[tune]' for a guided search", style=None)
     start = cli.opened(model, device, trust)
-    splits = cli.load_data(
-        data, data_dir, scale, start, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore
-    )
+    splits = reading.load(data, start, flip=flip)
     with cli.progress("training") as update:
         tuning, better = workflow.tune(
             start,
@@ -260,9 +247,7 @@ def tune(
         "trials with their rule": [(j.rule.accuracy, j.rule.mean_cost) for j in judged if j.rule],
     }
     files = save(frontier_figure(title, evidence, tuning.needed, points), out / "frontier.png")
-    given: dict[str, Any] = {"size": size, "data-dir": data_dir, "flip": flip, "skip-bad": skip_bad, "trust": trust}
-    given |= {"label": label, "ignore": ",".join(ignore) if ignore else None}
-    given |= {"scale": None if scale == 1 else scale, "seen": None if seen == "refuse" else seen}
+    given = reading.changed() | {"flip": flip, "trust": trust, "seen": None if seen == "refuse" else seen}
     words = ["csada", "fit", str(model), data, "--costs", costs, "--budget", str(budget), *as_flags(given)]
     command = shlex.join([*words, *(("--epochs", "0") if tuning.leader is None else again(tuning))])
     if as_json:
@@ -298,14 +283,15 @@ def minutes_of(text: str) -> float:
 
 def as_flags(values: dict[str, Any]) -> list[str]:
     """Of those that are given; True is a flag alone."""
-    words = ((f"--{name}", value) for name, value in values.items() if value is not None and value is not False)
+    found = ((f"--{name.replace('_', '-')}", value) for name, value in values.items())
+    words = ((name, value) for name, value in found if value is not None and value is not False)
     return [word for name, value in words for word in ((name,) if value is True else (name, str(value)))]
 
 
 def again(tuning: Tuning) -> list[str]:
     """The flags of `csada fit` that make the chosen model again."""
     flags = {name: value for name, value in tuning.chosen.items() if name in ("epochs", "lr", "batch_size", "seed")}
-    words = as_flags({"method": tuning.method, **{name.replace("_", "-"): value for name, value in flags.items()}})
+    words = as_flags({"method": tuning.method, **flags})
     for name, value in tuning.chosen.items():
         if name not in flags:
             words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]

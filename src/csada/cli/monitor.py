@@ -9,7 +9,8 @@ from typer import Argument, Exit, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
-from csada.files import write_text
+from csada.files import replaceable, write_text
+from csada.folders import CONFIG, reserved
 
 if TYPE_CHECKING:
     from csada.workflow.monitor import Bounds, Monitored
@@ -43,6 +44,7 @@ def monitor(
     recalibrate: Annotated[
         Path | None, Option(help="A new folder for the model, re-calibrated with the late labels.")
     ] = None,
+    force: cli.Force = False,
     trust: cli.Trust = False,
     as_json: cli.AsJson = False,
 ) -> None:
@@ -58,8 +60,13 @@ def monitor(
     from csada.workflow import late
     from csada.workflow import monitor as workflow
 
-    if recalibrate is not None and recalibrate.exists():
-        raise InputError(f"{recalibrate} is there already; a re-calibrated model gets a new folder")
+    for file, kind in ((out, "page"), (suggest_priors, "table of frequencies")):
+        if file is not None:
+            replaceable(file, kind, force=force)
+    if recalibrate is not None:
+        with reserved(recalibrate) as folder:  # and what a killed run left of it is removed
+            if (folder / CONFIG).exists():
+                raise InputError(f"{recalibrate} is there already; a re-calibrated model gets a new folder")
     found = workflow.monitor(model, log, every, _bounds(pair or [], cost_rise, frequency_change, change), labels)
     if as_json:
         cli.show_json({"alarms": found.newest.alarms if found.newest else (), "found": found})

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from csada.cli import common as cli
 from csada.errors import InputError, RunError
-from csada.files import probe
+from csada.files import probe, replaceable
 
 
 @cli.app.command()
@@ -101,6 +101,7 @@ def demo(
 def tabular(
     out: Annotated[Path, typer.Option("--out", help="The record to write.")] = Path("out/tabular.json"),
     seeds: Annotated[int, typer.Option(min=2, help="How many splits, each with its own baseline.")] = 10,
+    force: cli.Force = False,
 ) -> None:
     """Every method and the classical rivals on breast-cancer and wine data with asymmetric costs; some minutes.
 
@@ -109,6 +110,7 @@ def tabular(
     from csada.paper import tabular as experiment
     from csada.reading import write_json
 
+    replaceable(out, "record", force=force)
     with cli.progress("training") as update:
         record = experiment.run(seeds, update)
     for name in record["datasets"]:
@@ -146,7 +148,9 @@ def reproduce(
     baselines: Annotated[
         Path | None, typer.Option(help="Folder of baselines, in small files, that go from machine to machine.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes at once; with several GPUs they share these.")] = 1,
+    engine: cli.EngineName = "local",
+    workers: cli.Workers = 1,
+    per_run: cli.PerRun = "",
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
     """Tables and figures of the paper: do the runs that are missing, write the record, draw from it.
@@ -192,7 +196,7 @@ def reproduce(
                 data_dir=data_dir,
                 all_pairs=all_pairs,
                 only=only,
-                workers=workers,
+                engine=cli.chosen_engine(engine, workers, per_run),
                 carried=baselines,
                 limit_minutes=None if deadline is None else (deadline - time.monotonic()) / 60,
                 on_progress=update,

@@ -155,8 +155,10 @@ def known_settings(group: Any) -> Commands:
     known = {}
     for name, command in _commands(group):
         if command.callback.__module__ not in STRANGERS:
-            hints = typing.get_type_hints(inspect.unwrap(command.callback))
-            own = [p for p in command.params if p.name in hints]
+            taken = inspect.signature(command.callback, eval_str=True).parameters.values()
+            hints = {p.name: p.annotation for p in taken}
+            hints |= {n: h.__origin__ for n, h in hints.items() if typing.get_origin(h) is Annotated}
+            own = [p for p in command.params if p.name in hints and p.name != "force"]  # a file overwrites nothing
             known[name] = {p.opts[0].lstrip("-").replace("-", "_"): setting(p, hints[p.name]) for p in own}
     return known
 

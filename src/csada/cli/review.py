@@ -15,6 +15,7 @@ SHOWN = 10  # pairs on which experts differ most
 
 
 @cli.app.command()
+@cli.reads
 def review(
     model: cli.Model,
     data: cli.DataSet,
@@ -22,13 +23,9 @@ def review(
     costs: Annotated[str | None, Option(help="To begin with; else the model's, or 1 for every mistake.")] = None,
     pairs: Annotated[int, Option(min=2, max=100, help="How many mistakes to compare.")] = 12,
     thumbnails: Annotated[int, Option(min=8, max=1024, help="Pixels of the longer side of an image.")] = 96,
+    force: cli.Force = False,
     no_images: Annotated[bool, Option("--no-images", help="Leave out images, and the values of a table.")] = False,
-    scale: cli.Scale = 1.0,
-    size: cli.Size = None,
-    data_dir: cli.DataDir = None,
-    skip_bad: cli.SkipBad = False,
-    label: cli.Label = None,
-    ignore: cli.Ignore = None,
+    reading: cli.Reading = cli.AS_IT_IS,
     seen: cli.Seen = "refuse",
     trust: cli.Trust = False,
     device: cli.Device = "auto",
@@ -43,15 +40,14 @@ def review(
 
     Example: csada review out/fitted photos --out review.html
     """
-    from csada.files import write_text
+    from csada.files import replaceable, write_text
     from csada.report.review import page
     from csada.workflow import review as workflow
     from csada.workflow.settings import costs_for
 
-    if out.is_dir():
-        raise InputError(f"{out} is a folder; name a file, for example --out {out / 'review.html'}")
+    replaceable(out, "page", force=force)
     classifier = cli.opened(model, device, trust)
-    splits = cli.load_data(data, data_dir, scale, classifier, size=size, skip_bad=skip_bad, label=label, ignore=ignore)
+    splits = reading.load(data, classifier)
     start = None if costs is None else costs_for(costs, classifier.classes)
     found = workflow.review(
         classifier, splits, start, pairs=pairs, thumbnails=thumbnails, images=not no_images, seen=seen

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError, RunError
-from csada.files import printable, whole
+from csada.files import printable, replaceable, whole
 
 FORMATS = ("csv", "jsonl")
 
@@ -27,6 +27,7 @@ def export(
     dtype: Annotated[
         str | None, Option("--input", metavar="uint8|float32", help="What the file takes; by default as stored.")
     ] = None,
+    force: cli.Force = False,
     trust: cli.Trust = False,
     as_json: cli.AsJson = False,
 ) -> None:
@@ -39,7 +40,7 @@ def export(
     from csada.classifier import Classifier
     from csada.reading import plain
 
-    file = model / "model.onnx" if out is None else out
+    file = replaceable(model / "model.onnx" if out is None else out, "model", force=force)
     written = Classifier.load(model, trust=trust).export(file, dtype)
     about = written.about
     if as_json:
@@ -64,6 +65,7 @@ def predict(
     ] = False,
     log: Annotated[Path | None, Option(help="Append each decision to this file, for csada monitor.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Samples decided at once.")] = 64,
+    force: cli.Force = False,
     trust: cli.Trust = False,
     device: Annotated[str | None, Option(metavar="cpu|cuda", help="By default a GPU if there is one.")] = None,
 ) -> None:
@@ -77,8 +79,8 @@ def predict(
 
     if form not in FORMATS:
         raise InputError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
-    if out is not None and out.is_dir():
-        raise InputError(f"{out} is a folder; name the file to write, such as {out / f'decisions.{form}'}")
+    if out is not None:
+        replaceable(out, "table of decisions", force=force)
     from csada.workflow.predict import files, open_log, open_model
     from csada.workflow.predict import predict as rows_of
 

@@ -13,6 +13,7 @@ from csada.errors import InputError
 
 
 @cli.app.command()
+@cli.reads
 def train(
     data: cli.DataSet,
     out: cli.OutDir = Path("out/baseline"),
@@ -34,13 +35,8 @@ def train(
     ] = None,
     pretrained: Annotated[str | None, Option(help="Weights to start from: a file, or hub:OWNER/NAME.")] = None,
     seed: int = 0,
-    scale: cli.Scale = 1.0,
-    size: cli.Size = None,
+    reading: cli.Reading = cli.AS_IT_IS,
     flip: cli.Flip = False,
-    data_dir: cli.DataDir = None,
-    skip_bad: cli.SkipBad = False,
-    label: cli.Label = None,
-    ignore: cli.Ignore = None,
     trust: cli.Trust = False,
     device: cli.Device = "auto",
     track: cli.Track = None,
@@ -74,11 +70,11 @@ def train(
     gpu = where.type == "cuda"
     if features is not None and (Path(features) / CONFIG).exists():
         takes = Classifier.load(features).input
-        size = size or (None if takes.is_row else takes.shape[-1])
-        size = size if "size" in options_of(data, data_dir) else None
+        size = reading.size or (None if takes.is_row else takes.shape[-1])
+        size = size if "size" in options_of(data, reading.data_dir) else None
     else:
-        size = size or suited_size(data, data_dir, gpu=gpu)
-    splits = cli.load_data(data, data_dir, scale, size=size, flip=flip, skip_bad=skip_bad, label=label, ignore=ignore)
+        size = reading.size or suited_size(data, reading.data_dir, gpu=gpu)
+    splits = reading.load(data, size=size, flip=flip)
     if features is not None:
         model, recipe = model or "linear", recipe or "small"
         if model not in HEADS:
@@ -115,11 +111,6 @@ def train(
         cli.say(
             f"{splits.name}, {model}: test accuracy {100 * facts.accuracy['test']:.2f} %, training loss without "
             f"augmentation {facts.loss:.4f}, {facts.seconds:.0f} s"
-        )
-    if not facts.interpolates:
-        cli.warn(
-            "The baseline does not fit its training data. CSADA is made for models that do; train longer, or a larger "
-            "model. A model that still makes training errors can also be re-weighted (method cost_weighted)."
         )
     if not as_json:
         cli.show_files([out])

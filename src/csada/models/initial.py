@@ -8,10 +8,16 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from csada.errors import InputError
+
+LARGEST_SEED = (1 << 64) - 1  # what PyTorch's generators take
+
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Random numbers drawn on the CPU inside come from `seed`; the generator is given back as it was."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise InputError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}")
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed the GPUs too, and nobody restores those
         torch.default_generator.manual_seed(seed)

@@ -98,6 +98,7 @@ def check(
             checks = read_checks(folder)
             for i, each in enumerate(checks):
                 if all(getattr(each, name) == value for name, value in about.items()):
+                    _describe(classifier, folder)  # whoever looked may have been killed before that
                     return Looked(each, _same(checks[:i], each), again=True)
             results, costs = _look(classifier, found, limits, grouped)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -110,13 +111,17 @@ def check(
             new = Check(now, stated=plain(criteria), results=results, groups=costs, **about, **more)
             record = plain(_Record(FORMAT, (*checks, new)))
             write_json(folder / FILE, record | {"sha256": signature(record)})
-            looked = Looked(new, _same(checks, new))
-            if classifier.evidence is not None:
-                facts = classifier.facts(), classifier.views
-                write_text(folder / "README.md", card(classifier.evidence, str(classifier.input), *facts, looked))
-            return looked
+            _describe(classifier, folder)
+            return Looked(new, _same(checks, new))
     except OSError as error:
         raise InputError(f"cannot write the record to {folder}: {error.strerror}; copy the model elsewhere") from None
+
+
+def _describe(classifier: Classifier, folder: Path) -> None:
+    """The folder's card with the last check."""
+    if classifier.evidence is not None:
+        facts = classifier.facts(), classifier.views, latest(folder)
+        write_text(folder / "README.md", card(classifier.evidence, str(classifier.input), *facts))
 
 
 def _look(

@@ -18,8 +18,8 @@ from torch import nn
 
 from csada.classifier import Classifier, Input, Member
 from csada.data.augment import Augmentation, Normalization
-from csada.data.cache import entry
 from csada.data.splits import Part, Splits
+from csada.data.store import entry
 from csada.errors import InputError
 from csada.evaluation import predict_logits
 from csada.files import whole

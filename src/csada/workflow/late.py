@@ -18,7 +18,8 @@ from csada.decisions.calibration import CLEAR, FEWEST
 from csada.decisions.shift import LEAST
 from csada.errors import InputError
 from csada.evidence import side_of
-from csada.files import StrPath, write_text
+from csada.files import StrPath
+from csada.folders import reserved
 from csada.logbook import Decisions, Key
 from csada.rows import read_rows
 
@@ -138,13 +139,13 @@ def recalibrate(model: StrPath, log: StrPath, offer: Offer | None, out: Path, *,
     evidence, side = classifier.evidence, side_of(classifier.evidence.chosen)
     arrays = {name: values for name, values in evidence.arrays.items() if name != f"{side}_held_out"}
     evidence = replace(evidence, rules={**evidence.rules, side: new}, chosen=f"{side} + rule", arrays=arrays)
-    replace(classifier, decision=new, evidence=evidence).save(out)
-    write_text(
-        out / "CHANGES.md",
+    told = (
         f"# Re-calibrated\n\nFrom {model} ({classifier.fingerprint}), with {offer.labelled:,} labelled decisions of "
         f"{log}.\n\n"
         f"Cross-entropy on folds that did not fit it: {offer.before:.4f} before, {offer.after:.4f} now ({offer.kind} "
         "calibration). Weights, costs and the rule's strength are unchanged. The report's numbers are of the old validation "
-        "and test samples under the new calibration: judge it on new data with csada evaluate.\n",
+        "and test samples under the new calibration: judge it on new data with csada evaluate.\n"
     )
+    with reserved(out) as folder:
+        replace(classifier, decision=new, evidence=evidence).save(folder, told)
     return out

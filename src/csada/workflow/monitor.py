@@ -24,6 +24,7 @@ from csada.logbook import SKEW, Decisions, Reading
 from csada.manifest import Deployed, deployed
 from csada.metrics import REFER, Evaluation, Interval
 from csada.report.monitor import CHANGED
+from csada.rows import cell
 from csada.workflow.late import Labelled, Late, Offer
 
 PAIRS = 5
@@ -327,6 +328,6 @@ def suggest_priors(found: Monitored, path: Path) -> Path:
         )
         raise InputError(f"no frequencies are written to {path}: {why}")
     text = io.StringIO()
-    rows = zip(found.classes, (f"{share:.6f}" for share in newest.frequencies), strict=True)
+    rows = zip(map(cell, found.classes), (f"{share:.6f}" for share in newest.frequencies), strict=True)
     csv.writer(text, lineterminator="\n").writerows([("class", "frequency"), *rows])
     return write_text(path, text.getvalue())

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import UnidentifiedImageError
 
+from csada import tars
 from csada.bounds import most
 from csada.errors import InputError
 from csada.files import read_bytes
@@ -182,7 +183,7 @@ def files(paths: Sequence[Path], seen: set[Path] | None = None) -> Iterator[Path
         for entry, folder in entries:
             if folder:
                 yield from files([entry], seen)
-            elif entry.suffix.lower() in SUFFIXES:
+            elif entry.suffix.lower() in (*SUFFIXES, tars.SUFFIX):
                 yield entry
 
 
@@ -192,7 +193,31 @@ def _images(paths: Sequence[Path], given: Sample) -> Source:
         raise InputError(
             f"the model takes samples of {channels} x {height} x {width}; images are read as squares, grey or RGB"
         )
-    return ((str(path), partial(_pixels, path, width, channels)) for path in files(paths))
+    return (
+        each
+        for path in files(paths)
+        for each in (
+            _members(path, width, channels)
+            if path.suffix == tars.SUFFIX
+            else [(str(path), partial(_pixels, path, width, channels))]
+        )
+    )
+
+
+def _members(path: Path, size: int, channels: int) -> Source:
+    """The images in a tar file, and what is wrong with it."""
+
+    def pixels(content: bytes) -> Read:
+        return square(content, size, channels), content
+
+    def fail(error: InputError) -> Read:
+        raise error
+
+    try:
+        for member, content in tars.walk(str(path), labels=False):
+            yield f"{path}:{member.name}", partial(pixels, content)
+    except InputError as error:
+        yield str(path), partial(fail, error)
 
 
 def _pixels(path: Path, size: int, channels: int) -> Read:

@@ -19,7 +19,7 @@ import numpy as np
 
 from csada.classifier import described
 from csada.costs import did_you_mean
-from csada.data import BUILTIN, Splits, find, folder
+from csada.data import BUILTIN, Splits, find, folder, shards
 from csada.errors import InputError
 from csada.evidence import Evidence, Training
 from csada.reading import build, parse_json, plain, read_toml
@@ -35,6 +35,7 @@ SHARED = (
     "size",
     "flip",
     "skip_bad",
+    "cache_gb",
     "label",
     "ignore",
     "device",
@@ -251,6 +252,8 @@ def images(data: str, data_dir: Path | None = None) -> tuple[int | None, bool]:
     name = data.removeprefix(BUILTIN)
     if module == folder.__name__ and where is not None:
         return folder.shorter_side(where), True
+    if module == shards.__name__:
+        return shards.shorter_side(str(where)), True
     return {"digits": 8, "mnist": 28, "cifar10": 32, "pills": 224, "pmi": 224}.get(name), name in ("pills", "pmi")
 
 

@@ -14,9 +14,11 @@ from csada.classifier import Classifier, Input, Member
 from csada.costs import CostMatrix
 from csada.data.scores import CHUNK, ScoreTable
 from csada.data.splits import PARTS, Splits
-from csada.decisions import Abstention, Decision, MinimumExpectedCost, threshold_for_budget
+from csada.decisions import Abstention, Decision, Limits, MinimumExpectedCost, threshold_for_budget
+from csada.errors import InputError
 from csada.evaluation import predict_logits
 from csada.files import whole
+from csada.logbook import Log
 from csada.metrics import REFER
 from csada.models import create
 from csada.workflow.fit import improve
@@ -33,10 +35,17 @@ class Row(NamedTuple):
     referred: bool
 
 
-def fitted(table: ScoreTable, costs: CostMatrix, *, budget: float = 0.5, refer: float | None = None) -> Classifier:
+def fitted(
+    table: ScoreTable,
+    costs: CostMatrix,
+    *,
+    budget: float = 0.5,
+    refer: float | None = None,
+    limits: Limits | None = None,
+) -> Classifier:
     """A classifier without a network: how to decide by such scores, with the evidence of the labelled rows.
 
-    budget: points of accuracy that may be lost on validation. refer: as for `improve`.
+    budget: points of accuracy that may be lost on validation. refer, limits: as for `improve`.
     With fewer than FEWEST labelled rows in validation, or none in test, the scores are taken as they are: the rule decides
     by the costs alone, and there is no evidence.
     """
@@ -45,7 +54,13 @@ def fitted(table: ScoreTable, costs: CostMatrix, *, budget: float = 0.5, refer: 
     takes = Input((len(table.columns),), "float32", table.columns)
     start = Classifier((Member(network, "scores", arguments),), takes, table.classes)
     if is_calibrated(table):
-        return improve(start, table.splits(), costs, "cross_entropy", {"epochs": 0}, budget=budget, refer=refer)
+        common: dict[str, Any] = {"budget": budget, "refer": refer, "limits": limits}
+        return improve(start, table.splits(), costs, "cross_entropy", {"epochs": 0}, **common)
+    if limits is not None:
+        raise InputError(
+            f"{table.name} has {len(table.fitting[0])} labelled rows for validation and {len(table.fitting[1])} for test; "
+            f"limits need {FEWEST} of validation and some of test: fill in labels"
+        )
     rule = MinimumExpectedCost(costs)
     price = costs.referral_cost
     if refer == 0 or (refer is None and price is None):
@@ -59,14 +74,20 @@ def is_calibrated(table: ScoreTable) -> bool:
     return validation >= FEWEST and test > 0
 
 
-def decided(classifier: Classifier, table: ScoreTable) -> Iterator[Row]:
-    """Every row in order, in double precision."""
+def decided(classifier: Classifier, table: ScoreTable, log: Log | None = None) -> Iterator[Row]:
+    """Every row in order, in double precision. log: has each decision, with its id, before its row comes."""
+    if classifier.input.columns != table.columns:
+        known = ", ".join(classifier.input.columns or ()) or f"{classifier.input}, and no scores"
+        raise InputError(f"{table.name} has the columns {', '.join(table.columns)}; the model takes {known}")
     assert classifier.costs is not None
     automatic, names = classifier.decision.automatic(classifier.costs), np.array(table.classes, object)
     for start in range(0, len(table), CHUNK):
         some = slice(start, start + CHUNK)
-        logits = table.logits(some)
+        logits = table.logits(some, classifier.start.arguments.get("floor"))
         found, refer = automatic.decide(logits), np.asarray(classifier.rule(logits)) == REFER
+        if log is not None:
+            facts = found.chosen, found.cost, found.cost, refer, found.probabilities
+            log.write(facts, [row.tobytes() for row in table.values[some]], table.ids[some])
         yield from map(Row, table.ids[some], names[found.chosen], found.cost.tolist(), refer.tolist())
 
 

@@ -27,7 +27,7 @@ from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 from csada.reading import read_text
 from csada.report.card import escaped, verdict
 from csada.report.difference import PICTURED, Changed
-from csada.rows import decimal_sign, number, read_rows
+from csada.rows import as_written, decimal_sign, number, read_rows
 from csada.workflow.probe import is_pictures, pictures
 
 SHARES = ("frequency", "share", "count")  # names of the column of numbers
@@ -55,7 +55,7 @@ def read_priors(path: str | Path, classes: Sequence[str]) -> Floats:
     for line, row in rows:
         if len(row) != len(header):
             raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
-        name, text = row[header.index("class")], row[header.index(column)]
+        name, text = as_written(row[header.index("class")]), row[header.index(column)]
         if name not in classes or name in found:
             why = "is there already" if name in found else f"is unknown{did_you_mean(name, classes)}"
             raise InputError(f"{path}, line {line}: class {name!r} {why}")

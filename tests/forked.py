@@ -1,0 +1,104 @@
+"""csada in a process of its own, forked from one that has imported everything: a start takes milliseconds, not seconds."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pkgutil
+import resource
+import select
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+OUTPUTS = ("stdout", "stderr")
+
+
+def warm_up() -> None:
+    """What every process would import again; what is shared stays shared."""
+    import torch
+
+    import csada
+
+    torch.set_num_threads(1)
+    libraries = ("onnx", "onnxruntime", "optuna", "lightning_fabric", "torchmetrics", "pyarrow.parquet", "pandas")
+    for module in (*libraries, "sklearn.datasets", "matplotlib.figure", "scipy.stats", "PIL.PngImagePlugin"):
+        import_module(module)
+    for found in pkgutil.walk_packages(csada.__path__, "csada."):
+        if not found.name.endswith(("__main__", "triton_kernels", "csada.lightning")):
+            import_module(found.name)
+    gc.collect()
+    gc.freeze()
+
+
+def start(
+    words: list[str], folder: Path, before: Callable[[], None] = lambda: None, outputs: Path | None = None
+) -> int:
+    """The process of csada with these words in that folder. before: what it does first. outputs: where it prints to."""
+    if (process := os.fork()) == 0:
+        code = 99
+        try:
+            code = _child(words, folder, before, outputs or folder)
+        finally:
+            os._exit(code)
+    return process
+
+
+def _child(words: list[str], folder: Path, before: Callable[[], None], outputs: Path) -> int:
+    os.setsid()
+    os.chdir(folder)
+    os.environ |= {
+        "XDG_CACHE_HOME": str(folder / "home"),
+        "CSADA_CACHE": str(folder / "cache"),
+        "TMPDIR": str(folder / "out"),
+    }
+    tempfile.tempdir = None
+    for number, name in ((0, "/dev/null"), (1, outputs / OUTPUTS[0]), (2, outputs / OUTPUTS[1])):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
+    sys.stdout, sys.stderr = (
+        os.fdopen(n, "w", encoding="utf-8", errors=e, closefd=False)
+        for n, e in ((1, "strict"), (2, "backslashreplace"))
+    )
+    from csada.cli import common, main
+
+    common.console.file, common.errors.file = sys.stdout, sys.stderr
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.argv = ["csada", *words]
+    try:
+        before()
+        main()
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+
+def ended(process: int, seconds: float, then: int = signal.SIGKILL) -> int | None:
+    """The exit code, negative for a signal; None where it had not ended by then and got the signal `then`."""
+    watched = os.pidfd_open(process)
+    try:
+        late = not select.select([watched], [], [], seconds)[0]
+    finally:
+        os.close(watched)
+    if late:
+        os.kill(process, then)
+        return None
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def printed(folder: Path) -> tuple[str, str]:
+    """What went to the standard output and to the error output."""
+    out, err = (folder / name for name in OUTPUTS)
+    return (
+        out.read_text(errors="replace") if out.exists() else "",
+        err.read_text(errors="replace") if err.exists() else "",
+    )

@@ -23,6 +23,7 @@ BOUNDS = {
     "groups": 1_000,  # of samples, that `csada check` judges one by one
     "answers": 5_000,  # comparisons of one expert
     "weights": 2**36,  # bytes of a file of weights, of arrays, of a checkpoint or of an exported model
+    "device": 2**33,  # bytes of the samples that are kept on a GPU; what is larger is streamed
     "seconds": 600,  # that an exported model may take for one batch
 }
 

@@ -177,7 +177,7 @@ def options(
         Path | None, Option(help="The file with the settings; by default csada.toml in this folder.")
     ] = None,
     bound: Annotated[
-        list[str] | None, Option(metavar="NAME=NUMBER", help="Read more than is safe by default: docs/bounds.md.")
+        list[str] | None, Option(metavar="NAME=NUMBER", help="Another bound on what is read: docs/bounds.md.")
     ] = None,
 ) -> None:
     """What holds for every command; ProjectGroup makes use of it."""

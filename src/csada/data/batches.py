@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,37 +11,52 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from csada.bounds import most
 from csada.data.splits import Batch, Part, Splits
+from csada.data.streamed import stream
 from csada.errors import InputError
 
 Data = Any  # Splits | Part | (x, y) | Dataset | DataLoader
 
-RESIDENT_BYTES = 8 << 30  # sets up to this size are copied to the device once
-
 
 @dataclass(frozen=True)
 class PartBatches:
-    """Batches gathered from tensors: shuffled and augmented when a generator is given, else in order and as is."""
+    """Batches gathered from tensors: shuffled and augmented when a generator is given, else in order and as is.
+
+    The part is on the device; where it is streamed, its labels and costs alone.
+    """
 
     part: Part
     batch_size: int
     device: torch.device
     dtype: torch.dtype | None = None
+    streamed: bool = False
 
     def __len__(self) -> int:
         return -(-len(self.part) // self.batch_size)
 
-    def take(self, index: Tensor, generator: torch.Generator | None) -> Batch:
-        return brought(self.part.batch(index, self.device, generator), self.device, self.dtype)
-
     def epoch(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        return self.drawn(self.order(generator), generator)
+
+    def order(self, generator: torch.Generator | None) -> Sequence[Tensor]:
+        """Which samples make up each batch."""
         n = len(self.part)
         if generator is None:
             order = torch.arange(n, device=self.device)
         else:
             order = torch.randperm(n, device=self.device, generator=generator)
-        for index in torch.split(order, self.batch_size):
-            yield self.take(index, generator)
+        return torch.split(order, self.batch_size)
+
+    def drawn(self, indices: Sequence[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
+        """A batch of the samples at each index; augmented when a generator is given."""
+        if self.streamed:
+            sizes = [len(index) for index in indices]
+            samples = stream(self.part.x, torch.split(torch.cat(list(indices)).cpu(), sizes), self.device)
+        else:
+            samples = (self.part.x.index_select(0, index) for index in indices)
+        for index, x in zip(indices, samples, strict=True):
+            batch = self.part.prepared(x, index, generator if len(index) else None)
+            yield brought(batch, self.device, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -93,12 +108,11 @@ def shares(
         yield from (Share(batch, batch.y) for batch in source.epoch(generator))
         return
     assert isinstance(source, PartBatches)  # `fit` refuses to share out a loader
-    order = torch.randperm(len(source.part), device=source.device, generator=generator)
-    for index in torch.split(order, source.batch_size):
-        first, last = len(index) * rank // world, len(index) * (rank + 1) // world
-        batch = source.take(index[first:last], own if last > first else None)
-        labels = source.part.y[index.to(source.part.y.device)].to(source.device, torch.long, non_blocking=True)
-        yield Share(batch, labels, first)
+    indices = source.order(generator)
+    cuts = [(len(index) * rank // world, len(index) * (rank + 1) // world) for index in indices]
+    mine = source.drawn([index[a:b] for index, (a, b) in zip(indices, cuts, strict=True)], own)
+    for index, (first, _), batch in zip(indices, cuts, mine, strict=True):
+        yield Share(batch, source.part.y[index].to(torch.long), first)
 
 
 def as_part(data: Data, part: str = "train") -> Data:
@@ -145,8 +159,8 @@ def batches(
             raise InputError("the data is empty; give at least one sample")
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
-        resident = data.x.device == device or data.x.nbytes <= RESIDENT_BYTES
-        return PartBatches(data.to(device) if resident else data, batch_size, device, dtype)
+        streamed = data.x.device.type == "cpu" != device.type and data.x.nbytes > most("device")
+        return PartBatches(data.to(device, samples=not streamed), batch_size, device, dtype, streamed)
     if isinstance(data, DataLoader):
         if len(data) == 0:
             raise InputError("the data loader is empty; give at least one batch")

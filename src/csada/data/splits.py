@@ -64,17 +64,21 @@ class Part:
         self, index: Tensor, device: torch.device | str = "cpu", generator: torch.Generator | None = None
     ) -> Batch:
         """The samples at `index` as a model takes them; augmented when a generator is given."""
-        index = index.to(self.x.device)
-        x = self.x.index_select(0, index).to(device, non_blocking=True)  # ten times as fast as x[index] on a CPU
-        y = self.y[index].to(device, non_blocking=True)
-        costs = None if self.costs is None else self.costs[index].to(device, non_blocking=True)
+        x = self.x.index_select(0, index.to(self.x.device))  # ten times as fast as x[index] on a CPU
+        return self.prepared(x.to(device, non_blocking=True), index, generator)
+
+    def prepared(self, x: Tensor, index: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The batch of the samples at `index`, given as stored and on the device that is to do the work."""
+        y = self.y[index.to(self.y.device)].to(x.device, non_blocking=True)
+        costs = None if self.costs is None else self.costs[index.to(self.costs.device)].to(x.device, non_blocking=True)
         if generator is not None:
             x = self.augmentation(x, generator)
         return Batch(self.normalization(x), y, costs)
 
-    def to(self, device: torch.device | str) -> Part:
+    def to(self, device: torch.device | str, *, samples: bool = True) -> Part:
+        """All of it, or with samples=False all but x."""
         costs = None if self.costs is None else self.costs.to(device)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), costs=costs)
+        return replace(self, x=self.x.to(device) if samples else self.x, y=self.y.to(device), costs=costs)
 
     def take(self, index: Tensor | NDArray[np.int64]) -> Part:
         index = torch.as_tensor(index, device=self.x.device)

@@ -127,6 +127,15 @@ def test_threshold_moving_weighs_each_class_by_its_costs():
 # calibration
 
 
+def test_a_temperature_is_found_where_scores_say_next_to_nothing():
+    """The true class scores higher by a hair; the search for the best of large temperatures ends."""
+    for seed in range(5):
+        scores, labels = np.random.default_rng(seed).normal(size=(180, 3)), np.arange(180) % 3
+        rows = np.arange(180)
+        scores[rows, labels] += 1.5 * (scores - scores[rows, labels, None]).mean() + 1e-8
+        assert 1e6 < fit_temperature(scores, labels) < 1e10
+
+
 @pytest.mark.parametrize("temperature", [1e-3, 0.5, 1.0, 3.0, 1e3])
 def test_a_known_temperature_is_found(temperature):
     logits, labels = sampled(20_000)

@@ -63,7 +63,9 @@ def fit_temperature(logits: Any, labels: Any, weights: Any = None) -> float:
         return 100 * spread
     doubt = float(weights @ above.mean(0)) / (1 + total) if slope(high)[0] <= 0 else 0.0
     beta, step = min(max(spread, low), high), math.inf
-    while abs(step) > 1e-10 and low < high:  # Newton's steps in log(beta), between bounds
+    for _ in range(200):  # Newton's steps in log(beta), between bounds; where all is flat, rounding alone moves them
+        if abs(step) <= 1e-10:
+            break
         first, second = slope(beta)
         low, high = (beta, high) if first < doubt else (low, beta)
         step = (doubt - first) / (beta * second) if second > 0 else math.inf

@@ -16,6 +16,7 @@ from csada.data.splits import Part, Splits
 from csada.errors import InputError
 from csada.paper import tabular
 from csada.workflow.candidates import candidates
+from csada.workflow.engine import Engine
 from csada.workflow.folds import out_of_fold
 from csada.workflow.train import train
 
@@ -153,6 +154,17 @@ def test_few_validation_samples_are_helped_by_training_samples_that_the_network_
     assert "here 142 training and validation samples" in (tmp_path / "model" / "README.md").read_text()
 
 
+def test_folds_that_are_done_side_by_side_are_those_of_one_after_the_other(wine, tmp_path):
+    splits, costs = wine
+    given, seen = train(splits, "mlp", epochs=10), []
+    more = {"checkpoints": tmp_path, "on_progress": lambda *now: seen.append(now)}
+    apart = csada.auto(given, splits, costs, engine=Engine(workers=2), **more)
+    here = csada.auto(given, splits, costs)
+    assert all(np.array_equal(apart.evidence.arrays[name], each) for name, each in here.evidence.arrays.items())
+    assert any(len(rows) == 2 and all(name.startswith("fold") for name in rows) for _, _, rows in seen)
+    assert not list(tmp_path.rglob("*.epoch"))
+
+
 @pytest.mark.filterwarnings("ignore:the true class scores no higher")
 def test_out_of_fold_scores_know_nothing_of_labels_that_mean_nothing(wine):
     splits, costs = wine
@@ -161,7 +173,7 @@ def test_out_of_fold_scores_know_nothing_of_labels_that_mean_nothing(wine):
     splits = replace(splits, **mixed)
     splits = replace(splits, validation=splits.train.take(np.arange(20)))  # copies of training samples, even
     given = train(splits, "mlp")
-    scores, labels = out_of_fold(given, splits, ("identity",), lambda *fold: candidates(*fold, costs, epochs=10)[:1])
+    scores, labels, _ = out_of_fold(given, splits, ("identity",), lambda *fold: candidates(*fold, costs, epochs=10)[:1])
     assert list(scores) == ["given", "fresh with mixup"] and given.training.accuracy["train"] > 0.7
     for seen in scores.values():
         assert (seen["identity"].argmax(1) == labels).float().mean() < 0.5

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from functools import partial
@@ -11,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import inside
+from test_cli import inside, refused
 from test_sweep import finished, numbers, run_here, start, starts, sweep
 
 import csada
-from csada.errors import InputError
+from csada.errors import Diverged, InputError
 from csada.reading import read_json
 from csada.workflow.compare import Comparison
-from csada.workflow.engine import ENDED, Engine, Resources, Task, carry_out
+from csada.workflow.engine import ENDED, POLL, Engine, Resources, Task, carry_out
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -109,42 +108,88 @@ def test_two_drivers_on_one_sweep_do_every_run_once(cluster, tmp_path):
     assert set(starts(tmp_path).values()) == {1}
 
 
-def nowhere(*, tell):
+def nowhere(tell):
     raise FileNotFoundError("/data/photos is not there")
 
 
-def dies(*, tell):
+def dies(tell):
     os._exit(1)
 
 
-def waits(file, *, tell):
-    if file.exists():
-        return "done"
-    file.touch()
-    os._exit(1)
+def waits(file, tell):
+    if not file.exists():
+        file.touch()
+        os._exit(1)
 
 
-def test_a_run_that_fails_on_a_node_says_where(cluster):
-    done, failed = carry_out([Task("a", nowhere)], Engine("ray"))
+def done_and_failed(folder, engine, **calls):
+    done = []
+    tasks = [Task(name, call, lambda _, n=name: done.append(n), folder / name, 1) for name, call in calls.items()]
+    failed = carry_out([tasks], engine)
+    return done, {name: str(error) for name, error in failed.items()}
+
+
+def test_a_run_that_fails_on_a_node_says_where(cluster, tmp_path):
+    done, failed = done_and_failed(tmp_path, Engine("ray"), a=nowhere)
     assert not done and failed == {
         "a": f"FileNotFoundError: /data/photos is not there (on node {socket.gethostname()})"
     }
 
 
 def test_code_that_a_node_lacks_is_named(cluster, tmp_path, monkeypatch):
-    (tmp_path / "only_here.py").write_text("def run(*, tell): return 'done'")
+    (tmp_path / "only_here.py").write_text("def run(tell): return 1")
     monkeypatch.syspath_prepend(tmp_path)
     from only_here import run
 
     (tmp_path / "only_here.py").unlink()  # from now on it is in this process alone
-    done, failed = carry_out([Task("a", run)], Engine("ray"))
+    done, failed = done_and_failed(tmp_path, Engine("ray"), a=run)
     assert not done and "a node cannot start it: ModuleNotFoundError: No module named 'only_here'" in failed["a"]
 
 
 def test_a_worker_that_dies_is_replaced_and_a_run_that_kills_them_is_given_up(tmp_path):
-    tasks = [Task("dies", dies), Task("once", partial(waits, tmp_path / "file")), Task("later", nowhere)]
-    done, failed = carry_out(tasks, Engine(workers=2))
+    calls = {"dies": dies, "once": partial(waits, tmp_path / "file"), "later": nowhere}
+    done, failed = done_and_failed(tmp_path, Engine(workers=2), **calls)
     assert done == ["once"] and failed["dies"] == ENDED and "is not there" in failed["later"]
+
+
+def meets(own, other, tell):
+    """Each waits until it sees that the other is under way."""
+    own.touch()
+    deadline = time.monotonic() + 60
+    while not other.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    tell(1, 2)
+    time.sleep(2 * POLL)
+    return own.name
+
+
+def test_a_round_is_done_at_once_and_the_next_one_later_and_progress_names_what_is_under_way(tmp_path):
+    one, two, ended, seen = tmp_path / "one", tmp_path / "two", [], []
+    pair = [
+        Task(own.name, partial(meets, own, other), ended.append, tmp_path / f"{own.name}.epoch", 4)
+        for own, other in ((one, two), (two, one))
+    ]
+
+    def rounds():
+        yield pair
+        assert sorted(ended) == ["one", "two"]
+        yield [Task("three", partial(meets, one, two), ended.append, tmp_path / "three.epoch", 4)]
+
+    assert not carry_out(rounds(), Engine(workers=2), on_progress=lambda *now: seen.append(now), total=12)
+    assert ended[2:] == ["one"] and (4, 12, {"one": (1, 2), "two": (1, 2)}) in seen
+    assert seen[-1] == (12, 12, {}) or seen[-1][0] >= 8
+    assert not list(tmp_path.glob("*.epoch"))
+
+
+def test_a_failure_says_what_it_says_anywhere_but_holds_no_model(tmp_path):
+    for engine in (Engine(), Engine(workers=2)):
+        failed = carry_out([[Task("a", diverges, print, tmp_path / "a", 1)]], engine)
+        assert isinstance(failed["a"], Diverged) and str(failed["a"]) == "the loss became nan"
+
+
+def diverges(tell):
+    raise Diverged("the loss became nan", lambda: "cannot be pickled")
 
 
 @pytest.mark.parametrize(
@@ -165,21 +210,34 @@ def test_bad_input_is_one_line(tmp_path, words, message):
     assert run.returncode == 2 and len(run.stderr.splitlines()) == 1 and message in run.stderr
 
 
-def test_without_ray_the_way_out_is_named(tmp_path):
-    (tmp_path / "ray.py").write_text("raise ImportError('no ray here')")
-    command = [sys.executable, "-m", "csada", "reproduce", sweep(tmp_path), "--scale", "smoke", "--engine", "ray"]
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    command += ["--runs", tmp_path / "runs", "--results", tmp_path / "results"]
-    run = subprocess.run([*map(str, command)], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "m"
     assert (
-        run.returncode == 2
-        and run.stderr == "csada: --engine ray needs Ray: pip install 'csada[ray]', or leave it out\n"
+        inside("train", "digits", "--scale", "0.1", "--model", "mlp", "--epochs", "1", "--out", folder).returncode == 0
     )
+    return folder
 
 
-def test_more_than_the_cluster_has_is_refused(cluster):
+def test_every_command_with_an_engine_refuses_an_unknown_one_and_names_what_is_missing(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # an import then fails
+    costs = "--costs", "pareto:0", "--scale", "0.1"
+    for words in (
+        ("reproduce", sweep(tmp_path), "--scale", "smoke", "--runs", tmp_path / "runs", "--results", tmp_path / "new"),
+        ("compare", "digits", *costs, "--methods", "penalty", "--out", tmp_path / "compared"),
+        ("fit", model, "digits", *costs, "--epochs", "1", "--out", tmp_path / "fitted"),
+        ("tune", model, "digits", *costs, "--trials", "1", "--out", tmp_path / "tuned"),
+        ("study", "digits", "--runs", tmp_path / "runs", "--results", tmp_path / "new"),
+    ):
+        message = refused(*words, "--engine", "slurm")
+        assert "unknown engine 'slurm'; known: local, ray, ray://HOST" in message, words
+        message = refused(*words, "--engine", "ray")
+        assert "--engine ray needs Ray: pip install 'csada[ray]', or leave it out" in message, words
+
+
+def test_more_than_the_cluster_has_is_refused(cluster, tmp_path):
     with pytest.raises(InputError, match="a run asks for 64 CPU and the cluster has"):
-        carry_out([Task("a", nowhere)], Engine("ray", resources=Resources(cpus=64)))
+        done_and_failed(tmp_path, Engine("ray", resources=Resources(cpus=64)), a=nowhere)
 
 
 def test_seeds_of_a_comparison_and_candidates_of_auto_are_done_side_by_side(cluster, tmp_path):
@@ -190,7 +248,7 @@ def test_seeds_of_a_comparison_and_candidates_of_auto_are_done_side_by_side(clus
         assert inside(*plan, "--out", tmp_path / name, *words).returncode == 0
     here, *others = (read_json(tmp_path / name / "compare.json", Comparison) for name in ("here", "there", "twice"))
     assert all([run.confusion for run in found.runs] == [run.confusion for run in here.runs] for found in others)
-    assert not list(tmp_path.glob("*/.csada/*/rows.json"))
+    assert {path.name for path in tmp_path.glob("*/.csada/*")} == {"lock"}
 
     assert inside("train", "digits", "--model", "cnn", "--epochs", "4", "--out", tmp_path / "m").returncode == 0
     fit = "fit", tmp_path / "m", "digits", "--costs", "pareto:0"
@@ -199,3 +257,9 @@ def test_seeds_of_a_comparison_and_candidates_of_auto_are_done_side_by_side(clus
     one, ray = (csada.Classifier.load(tmp_path / name) for name in ("one", "ray"))
     x = csada.data.load("digits").test.x
     assert len(one.evidence.history) and np.array_equal(one.probabilities(x), ray.probabilities(x))
+
+    search = "tune", tmp_path / "m", "digits", "--costs", "pareto:0", "--trials", "5", "--epochs", "1", "--workers", "2"
+    for name, words in (("local", ()), ("spread", ("--engine", "ray"))):
+        assert inside(*search, "--out", tmp_path / name, *words).returncode == 0
+    local, spread = ((tmp_path / name / "trials.jsonl").read_text() for name in ("local", "spread"))
+    assert local == spread and local.count("\n") == 5

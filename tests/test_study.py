@@ -29,6 +29,7 @@ from csada.paper.library import (
 from csada.paper.study import AIMED, AUTO, EVERY, GENERIC, NOTHING, RULE, judge, read_study
 from csada.paper.tables import markdown
 from csada.reading import write_json
+from csada.workflow.engine import Engine
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Source("made up", "mlp", 1, group=(0,), sides="the first class and the others")
@@ -171,7 +172,7 @@ def test_a_library_that_was_interrupted_grows_on(tiny, tmp_path):
     assert before.seeds == []
     assert extend("digits", results, runs, on_network=stop) == []
     after = read_library(results, "digits")
-    assert trained[3:] == ["0/mixup-2", "0/student", "0/aimed@pareto:0", "0/csada@pareto:0"]
+    assert trained[3:] == ["0/mixup-2", "0/aimed@pareto:0", "0/csada@pareto:0", "0/student"]
     assert after.seeds == [0] and all((after.arrays[key] == value).all() for key, value in before.arrays.items())
     assert after.aimed(0, "pareto:0") == {"mixup": "aimed@pareto:0", "csada": "csada@pareto:0"}
     assert after.about.networks["0/restart"].start == "fresh" and after.arrays["0/test_ids"].dtype == np.uint64
@@ -179,6 +180,24 @@ def test_a_library_that_was_interrupted_grows_on(tiny, tmp_path):
     libraries.write_library(results, "digits", Library(replace(after.about, networks=networks), after.arrays))
     with pytest.raises(RunError, match=r"weights of baseline 0 of digits are not under .*--baselines 3"):
         extend("digits", results, tmp_path / "elsewhere")
+
+
+def test_networks_that_are_trained_side_by_side_are_those_of_one_after_the_other(tmp_path):
+    source = replace(SOURCES["wine"], targets=(), epochs=3)  # folds too
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SOURCES, "wine", source)
+        found = {}
+        for workers in (1, 2):
+            folder, seen = tmp_path / str(workers), []
+            more = {"engine": Engine(workers=workers), "on_progress": lambda *now, seen=seen: seen.append(now)}
+            assert extend("wine", folder, folder / "runs", baselines=1, **more) == [] and seen[-1][1] == 6
+            found[workers] = read_library(folder, "wine")
+    one, two = found[1], found[2]
+    assert set(one.arrays) == set(two.arrays) and one.seeds == two.seeds == [0]
+    assert all(np.array_equal(one.arrays[key], two.arrays[key]) for key in one.arrays)
+    assert {n: each.loss for n, each in one.about.networks.items()} == {
+        n: each.loss for n, each in two.about.networks.items()
+    }
 
 
 def test_no_network_is_begun_after_the_deadline(tiny, tmp_path):

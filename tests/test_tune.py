@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from csada.paper.demo import COSTS
 from csada.reading import plain, read_json
 from csada.report.card import verdict
 from csada.workflow import tune as tuning
+from csada.workflow.engine import Engine
 from csada.workflow.train import train
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -124,8 +126,10 @@ def test_hopeless_trials_are_given_up_and_then_nothing_is_trained(start, splits,
     same_weights(start, csada.Classifier.load(tmp_path / "model"))
 
 
-def test_killed_it_resumes_and_ends_as_if_nothing_had_happened(base, start, splits, doses, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_it_resumes_and_ends_as_if_nothing_had_happened(base, start, splits, doses, tmp_path, workers):
     words = ["tune", base, "digits", "--scale", SCALE, "--costs", doses, "--budget", 2, "--epochs", 2, "--trials", 7]
+    words += ["--workers", workers]
     out = tmp_path / "killed"
     line = [sys.executable, "-m", "csada", *map(str, [*words, "--out", out])]
     running = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
@@ -144,7 +148,9 @@ def test_killed_it_resumes_and_ends_as_if_nothing_had_happened(base, start, spli
     again = inside(*words, "--out", out)
     assert again.returncode == 0, again.stderr
     assert lines(out)[: len(before)] == before and len(lines(out)) == 7
-    whole, better = tuning.tune(start, splits, COSTS, tmp_path / "whole", budget=2, epochs=2, trials=7)
+    whole, better = tuning.tune(
+        start, splits, COSTS, tmp_path / "whole", budget=2, epochs=2, trials=7, engine=Engine(workers=workers)
+    )
     found, saved = read_json(out / "tuning.json", tuning.Tuning), csada.Classifier.load(out / "model")
     assert replace(found, seconds=0) == replace(whole, seconds=0)
     assert saved.decision == better.decision and saved.evidence.chosen == better.evidence.chosen
@@ -157,6 +163,20 @@ def test_killed_it_resumes_and_ends_as_if_nothing_had_happened(base, start, spli
 
     with pytest.raises(csada.InputError, match="trials of another search, with other budget"):
         tuning.tune(start, splits, COSTS, out, budget=1, epochs=2, trials=7)
+
+
+def test_a_full_disk_ends_a_search_in_one_line_and_the_next_start_resumes(base, splits, doses, tmp_path):
+    words = ["tune", base, "digits", "--scale", SCALE, "--costs", doses, "--epochs", 1, "--trials", 2, "--workers", 2]
+    line = [sys.executable, "-m", "csada", *map(str, [*words, "--out", tmp_path / "out"])]
+    small = (base / "model.safetensors").stat().st_size // 2  # a checkpoint is larger
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
+
+    run = subprocess.run(line, capture_output=True, text=True, env=ENV, preexec_fn=full)
+    assert run.returncode == 1 and "File too large" in run.stderr.splitlines()[-1] and "Traceback" not in run.stderr
+    assert lines(tmp_path / "out") == []
+    assert inside(*words, "--out", tmp_path / "out").returncode == 0 and len(lines(tmp_path / "out")) == 2
 
 
 def lines(out):

@@ -14,9 +14,8 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 from uuid import uuid4
 
 from csada.errors import InputError, RunError
@@ -31,55 +30,41 @@ EXCHANGE, HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 
 
 @contextmanager
-def reserved(out: Path) -> Iterator[Path]:
-    """`out`, made where it is missing, for this run alone; a second one is refused."""
-    out = usable(out)
-    new = not out.exists()
-    try:
-        (out / OWN).mkdir(parents=True, exist_ok=True)
-        file = (out / LOCK).open("a")
-    except OSError as error:
-        raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = _is_in(out, file)
-        except BlockingIOError:
-            mine = False
-        if not mine:
-            raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
-        shutil.rmtree(beside(out), ignore_errors=True)  # by a run that was killed
-        try:
-            yield out
-        finally:
-            with uninterrupted():
-                if _is_in(out, file):  # else the folder was replaced, and a new one may have its own
-                    (out / LOCK).unlink()
-                    with suppress(OSError):  # they hold something
-                        (out / OWN).rmdir()
-                        if new:
-                            out.rmdir()
-
-
-@contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Whether the folder is ours now. The file stays: removing it would let two hold different locks."""
+    """Whether the folder is ours now. Whoever holds a lock that is gone from its place holds nothing."""
     (folder / OWN).mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+            mine = os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat())
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        yield mine
 
 
-def _is_in(out: Path, lock: IO[str]) -> bool:
-    """Whether this is the folder's lock still: whoever holds a lock that is gone from its place holds nothing."""
-    try:
-        return os.path.samestat(os.fstat(lock.fileno()), (out / LOCK).stat())
-    except FileNotFoundError:
-        return False
+@contextmanager
+def reserved(out: Path) -> Iterator[Path]:
+    """`out`, made where it is missing, for this run alone; a second one is refused."""
+    out = usable(out)
+    new = not out.exists()
+    with ExitStack() as held:
+        try:
+            mine = held.enter_context(locked(out))
+        except OSError as error:
+            raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
+        if not mine:
+            raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
+        lock = (out / LOCK).stat()
+        shutil.rmtree(beside(out), ignore_errors=True)  # by a run that was killed
+        try:
+            yield out
+        finally:
+            with uninterrupted(), suppress(OSError):  # it is gone, or the folders hold something
+                if os.path.samestat(lock, (out / LOCK).stat()):  # else the folder was replaced: another's lock
+                    (out / LOCK).unlink()
+                    (out / OWN).rmdir()
+                    if new:
+                        out.rmdir()
 
 
 @contextmanager

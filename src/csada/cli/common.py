@@ -6,16 +6,17 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer import Argument, Option
 
@@ -81,12 +82,24 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar fed by `update(done, total)`; nothing is drawn when the output is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def progress(text: str) -> Iterator[Callable[..., None]]:
+    """A bar fed by `update(done, total)`, and one for each of several runs under way; none if the output is no terminal."""
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task(text, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        whole, shown = bar.add_task(text, total=None), dict[str, TaskID]()
+
+        def update(done: int, total: int, rows: Mapping[str, tuple[int, int]] = MappingProxyType({})) -> None:
+            bar.update(whole, completed=done, total=total)
+            rows = rows if len(rows) > 1 else {}
+            for ended in shown.keys() - rows.keys():
+                bar.remove_task(shown.pop(ended))
+            for run, (epoch, epochs) in rows.items():
+                if run not in shown:
+                    shown[run] = bar.add_task(printable(run), total=epochs)
+                bar.update(shown[run], completed=epoch)
+
+        yield update
 
 
 def say(*lines: str, style: str | None = None, on: Console = console) -> None:

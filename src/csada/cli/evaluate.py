@@ -162,6 +162,7 @@ def compare(
             trust=trust,
             engine=cli.chosen_engine(engine, workers, per_run),
             on_progress=update,
+            on_runs=update,
             on_start=announce,
             on_estimate=lambda s: cli.warn(
                 f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, if every epoch takes as long as the first",

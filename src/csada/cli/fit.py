@@ -140,6 +140,7 @@ def fit_command(
                 minutes=minutes,
                 seed=seed,
                 engine=cli.chosen_engine(engine, workers, per_run),
+                on_progress=update,
                 **common,
             )
         else:
@@ -198,6 +199,9 @@ def tune(
     batch_size: BatchSize = None,
     timeout: Annotated[float | None, Option(min=0, help="Minutes after which no further trial starts.")] = None,
     seed: int = 0,
+    engine: cli.EngineName = "local",
+    workers: Annotated[int, Option(min=1, help="Trials at once; with the engine local, as many processes.")] = 1,
+    per_run: cli.PerRun = "",
     reading: cli.Reading = cli.AS_IT_IS,
     flip: cli.Flip = False,
     seen: cli.Seen = "refuse",
@@ -235,6 +239,7 @@ def tune(
             seed=seed,
             minutes=timeout,
             seen=seen,
+            engine=cli.chosen_engine(engine, workers, per_run),
             on_progress=update,
         )
     evidence = better.evidence

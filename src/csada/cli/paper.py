@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -235,7 +236,11 @@ def study(
         float | None, typer.Option("--time", min=0, help="Minutes of training: no network is begun after them.")
     ] = None,
     baselines: Annotated[int | None, typer.Option(min=1, help="How many baselines, if not the data set's own.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that judge.")] = 2,
+    engine: cli.EngineName = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default one that trains and two that judge.")
+    ] = None,
+    per_run: cli.PerRun = "",
 ) -> None:
     """What views, restarts, mixup, selection and the rule are worth, on public data and many cost problems.
 
@@ -265,20 +270,15 @@ def study(
         cli.console.print(table)
         return
     probe(results)
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    deadline = math.inf if minutes is None else time.time() + 60 * minutes
+    where = cli.chosen_engine(engine, workers or 1, per_run)
     failed = []
     for name in names or ():
         total = len(planned(name, baselines))
         with cli.progress(name) as update:
-            done = total - len(missing(name, read_library(results, name), baselines))
-
-            def one_more(_: str, __: float) -> None:
-                nonlocal done
-                done += 1
-                update(done, total)  # noqa: B023
-
+            more: dict[str, Any] = {"baselines": baselines, "deadline": deadline, "engine": where}
             try:
-                still = extend(name, results, runs, baselines=baselines, deadline=deadline, on_network=one_more)
+                still = extend(name, results, runs, on_progress=update, **more)
                 cli.say(f"{name}: {total - len(still)} of {total} networks")
             except RunError as error:
                 failed.append(str(error))
@@ -287,7 +287,7 @@ def study(
         if library is None or not library.seeds:
             continue
         with cli.progress(f"judging {name}") as update:
-            found = judge(found, results, name, SOURCES[name], jobs=workers, on_progress=update)
+            found = judge(found, results, name, SOURCES[name], jobs=workers or 2, on_progress=update)
         write_json(record, found)
     if not found.libraries:
         raise InputError(f"no library with a complete baseline in {results}; csada study NAME trains one")

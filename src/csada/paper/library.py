@@ -10,9 +10,10 @@ from its checkpoint.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,14 +32,17 @@ from csada.errors import Diverged, InputError, RunError
 from csada.evaluation import predict_logits
 from csada.evidence import HELD_OUT, Environment
 from csada.files import whole
+from csada.folders import OWN
 from csada.models.members import Member, as_network
-from csada.models.modes import best_precision, device_of
+from csada.models.modes import best_precision, borrowed_threads, device_of
 from csada.paper import problems
 from csada.reading import plain, read_json, write_json
+from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, train_candidate, train_options
+from csada.workflow.engine import Engine, Progress, Task, Tell, carry_out
 from csada.workflow.folds import out_of_fold
 from csada.workflow.runs import environment
-from csada.workflow.settings import kind_of, options_for
+from csada.workflow.settings import kind_of, options_for, threads_for
 from csada.workflow.train import few_samples, train
 
 GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"), "student"
@@ -76,7 +80,7 @@ class Source:
     aimed: int = 2  # of how many baselines networks are aimed at these
     samples: int | None = None  # training samples, where not all are used
     epochs: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def load(self, name: str, seed: int) -> Splits:
         seed = seed if self.splits else 0
@@ -231,107 +235,141 @@ def extend(
     runs: Path,
     *,
     baselines: int | None = None,
-    deadline: float | None = None,
-    on_network: Callable[[str, float], None] | None = None,
+    deadline: float = math.inf,
+    engine: Engine | None = None,
+    on_network: Callable[[str, float], object] | None = None,
+    on_progress: Progress | None = None,
 ) -> list[str]:
     """Train what is missing, and store every network as soon as it is done; the names of those that are still missing.
 
-    deadline: of time.monotonic(); no network is begun after it.
+    deadline: of time.time(); no network is begun after it. engine: where networks are trained side by side.
     """
-    source = SOURCES[name]
-    library = read_library(results, name)
+    source, library = SOURCES[name], read_library(results, name)
     left = missing(name, library, baselines)
-    for seed in sorted({int(each.split("/")[0]) for each in left}):
-        if deadline is not None and time.monotonic() >= deadline:
-            break
-        kept = runs / "study" / name / str(seed)
-        if library is not None and f"{seed}/{GIVEN}" in library.about.networks and not kept.exists():
-            raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=kept, more=len(library.seeds) + 2))
-        splits = source.load(name, seed)
-        if library is None:
-            library = Library(
-                About(splits.name, {p: len(part) for p, part in splits.parts.items()}, source.model, None, (), {}), {}
+
+    def stored(seed: int, each: str, made: Made) -> None:
+        nonlocal library
+        if library is not None and f"{seed}/{each}" in library.about.networks:  # a baseline that others need
+            known, own = (
+                arrays[f"{seed}/{each}/test/identity"].astype(float) for arrays in (library.arrays, made.arrays)
             )
+            if np.abs(known - own).max() > SAME * max(np.abs(known).max(), 1):
+                raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=place(seed), more=len(library.seeds) + 2))
+            return
+        library = _added(library or Library(made.about, {}), f"{seed}/{each}", made)
+        write_library(results, name, library)
+        if on_network is not None:
+            on_network(f"{seed}/{each}", made.network.seconds)
+
+    def place(seed: int) -> Path:
+        return runs.resolve() / "study" / name / str(seed)
+
+    def task(seed: int, each: str) -> Task:
+        call = partial(_made, name, source, seed, each, place(seed))
+        file = place(seed) / OWN / f"{each}.epoch"
+        return Task(f"{name} {seed}/{each}", call, partial(stored, seed, each), file, 1)
+
+    stages: list[list[list[Task]]] = []  # by seed: what comes first, what needs it, and what needs all of that
+    for seed in sorted({int(each.split("/")[0]) for each in left}):
+        if library is not None and f"{seed}/{GIVEN}" in library.about.networks and not place(seed).exists():
+            raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=place(seed), more=len(library.seeds) + 2))
         todo = [each.split("/", 1)[1] for each in left if each.startswith(f"{seed}/")]
-        for each, network, arrays in _trained(name, source, seed, splits, library, todo, kept, deadline):
-            library = _added(library, f"{seed}/{each}", network, arrays)
-            write_library(results, name, library)
-            if on_network is not None:
-                on_network(f"{seed}/{each}", network.seconds)
+        last = [each for each in todo if each == STUDENT]
+        rest = [each for each in todo if each not in (GIVEN, STUDENT)]
+        stages.append([[task(seed, each) for each in names] for names in ([GIVEN], rest, last)])
+    rounds = [
+        [one for stage in (2, 1, 0) if 0 <= i - stage < len(stages) for one in stages[i - stage][stage]]
+        for i in range(len(stages) + 2)
+    ]
+    for network, error in carry_out(rounds, engine or Engine(), deadline, on_progress, sum(map(len, rounds))).items():
+        if not isinstance(error, Diverged):
+            raise error
+        log.warning("%s is left out: %s", network, error)
     return missing(name, library, baselines)
 
 
-def _added(library: Library, name: str, network: Network, arrays: Mapping[str, Array]) -> Library:
-    about, here = library.about, environment()
-    if here not in about.environments:
-        about = replace(about, environments=(*about.environments, here))
-    network = replace(network, environment=about.environments.index(here))
-    return Library(replace(about, networks=about.networks | {name: network}), {**library.arrays, **arrays})
+@dataclass(frozen=True)
+class Made:
+    """A network of one baseline, as it goes into a library; about: the library as long as it is empty."""
+
+    network: Network
+    arrays: dict[str, Array]
+    environment: Environment
+    about: About
 
 
-def _trained(
-    name: str,
-    source: Source,
-    seed: int,
-    splits: Splits,
-    library: Library,
-    todo: list[str],
-    kept: Path,
-    deadline: float | None,
-) -> Iterator[tuple[str, Network, dict[str, Array]]]:
-    """The networks of one baseline, in the order of the plan; those that others need are read from their checkpoints."""
-    classifier = train(splits, source.model, seed=seed, epochs=source.epochs, checkpoints=kept)
+def _added(library: Library, name: str, made: Made) -> Library:
+    about = library.about
+    if made.environment not in about.environments:
+        about = replace(about, environments=(*about.environments, made.environment))
+    network = replace(made.network, environment=about.environments.index(made.environment))
+    return Library(replace(about, networks=about.networks | {name: network}), {**library.arrays, **made.arrays})
+
+
+@lru_cache(maxsize=2)
+def _splits(name: str, source: Source, seed: int) -> Splits:
+    return source.load(name, seed)
+
+
+@lru_cache(maxsize=2)
+def _start(name: str, source: Source, seed: int, kept: Path) -> Classifier:
+    """A baseline, which was trained before."""
+    return train(_splits(name, source, seed), source.model, seed=seed, epochs=source.epochs, checkpoints=kept)
+
+
+def _made(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell) -> Made:
+    """One network, from its start or from where it was left; those that it needs are read from their checkpoints."""
+    splits = _splits(name, source, seed)
+    with borrowed_threads(threads_for(splits.shape)):
+        return _network(name, source, seed, each, kept, tell, splits)
+
+
+def _network(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell, splits: Splits) -> Made:
+    def on_epoch(line: Epoch, total: int) -> None:
+        tell(line["epoch"], total)
+
+    if each == GIVEN:
+        train(splits, source.model, seed=seed, epochs=source.epochs, checkpoints=kept, on_epoch=on_epoch)
+    classifier = _start(name, source, seed, kept)
+    training, device = classifier.training, device_of(classifier.network)
+    assert training is not None
+    about = About(splits.name, {p: len(part) for p, part in splits.parts.items()}, source.model, None, (), {})
+    if each == OUT_OF_FOLD:
+        return Made(*_folds(classifier, splits, seed, kept), environment(), about)
+    model, lines, method = classifier.network, [vars(line) for line in training.history], "cross_entropy"
+    options: dict[str, Any] = {"seed": seed}
+    more: dict[str, Any] = {}
+    if each != GIVEN:
+        candidate, target = _candidate(classifier, splits, source, each)
+        method, more = candidate.method, {"costs": target or None, "start": candidate.start}
+        options = {"precision": best_precision(device)} | candidate.options
+        teacher = None
+        if each == STUDENT:
+            taught_by = [_candidate(classifier, splits, source, name)[0] for name in MEMBERS[1:3]]
+            others = [train_candidate(classifier, splits, one, checkpoints=kept)[0] for one in taught_by]
+            teacher = as_network([Member(model), *(Member(one.model) for one in others)], classifier.allowed_views)
+            options = {**options, "teachers": MEMBERS[:3], "views": list(classifier.allowed_views)}
+        member, lines = train_candidate(
+            classifier, splits, candidate, checkpoints=kept, on_epoch=on_epoch, teacher=teacher
+        )
+        model = member.model
     views = tuple(view for view in classifier.allowed_views if view in VIEWS)
+    scores, accuracy = _scores(model, splits, views)
+    network = Network(
+        method,
+        plain({key: value for key, value in options.items() if key != "confusion"}),
+        len(lines),
+        round(sum(line["seconds"] for line in lines), 2),
+        round(median(line["seconds"] for line in lines), 4),
+        float(lines[-1]["loss"]),
+        accuracy,
+        **more,
+    )
     arrays: dict[str, Array] = {f"{part}_labels": splits.parts[part].y.numpy().astype(np.uint8) for part in HELD_OUT}
     if source.splits:
         arrays = {f"{seed}/{key}": value for key, value in arrays.items()} | {f"{seed}/test_ids": splits.test.ids}
-
-    def told(each: str, model: nn.Module, lines: list[Any], method: str, options: Any, **more: Any) -> Any:
-        scores, accuracy = _scores(model, splits, views)
-        network = Network(
-            method,
-            plain({key: value for key, value in options.items() if key != "confusion"}),
-            len(lines),
-            round(sum(line["seconds"] for line in lines), 2),
-            round(median(line["seconds"] for line in lines), 4),
-            float(lines[-1]["loss"]),
-            accuracy,
-            **more,
-        )
-        return each, network, arrays | {f"{seed}/{each}/{key}": value for key, value in scores.items()}
-
-    training = classifier.training
-    assert training is not None
-    given = told(GIVEN, classifier.network, [vars(line) for line in training.history], "cross_entropy", {"seed": seed})
-    if GIVEN in todo:
-        yield given
-    else:
-        known = library.arrays[f"{seed}/{GIVEN}/test/identity"].astype(np.float64)
-        if np.abs(known - given[2][f"{seed}/{GIVEN}/test/identity"]).max() > SAME * max(np.abs(known).max(), 1):
-            raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=kept, more=len(library.seeds) + 2))
-    members: dict[str, nn.Module] = {GIVEN: classifier.network}
-    teachers = MEMBERS[1:3] if STUDENT in todo else ()
-    for each in dict.fromkeys((*teachers, *(each for each in todo if each != GIVEN))):
-        if deadline is not None and time.monotonic() >= deadline:
-            return
-        if each == OUT_OF_FOLD:
-            yield each, *_folds(classifier, splits, seed, kept)
-            continue
-        candidate, target = _candidate(classifier, splits, source, each)
-        options: dict[str, Any] = {"precision": best_precision(device_of(classifier.network))} | candidate.options
-        teacher = None
-        if each == STUDENT:
-            teacher = as_network([Member(members[name]) for name in MEMBERS[:3]], classifier.allowed_views)
-            options |= {"teachers": MEMBERS[:3], "views": list(classifier.allowed_views)}
-        try:
-            member, history = train_candidate(classifier, splits, candidate, checkpoints=kept, teacher=teacher)
-        except Diverged as error:
-            log.warning("%s/%s on %s is left out: %s", seed, each, name, error)
-            continue
-        members[each] = member.model
-        if each in todo:
-            more = {"costs": target or None, "start": candidate.start}
-            yield told(each, member.model, history, candidate.method, options, **more)
+    arrays |= {f"{seed}/{each}/{key}": value for key, value in scores.items()}
+    return Made(network, arrays, environment(), about)
 
 
 def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str) -> tuple[Candidate, str]:
@@ -349,7 +387,6 @@ def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str
 
 def _folds(classifier: Classifier, splits: Splits, seed: int, kept: Path) -> tuple[Network, dict[str, Array]]:
     """The members' scores of training and validation samples, as `auto` makes them where validation is small."""
-    lines: list[Any] = []
     names = {CANDIDATES[name]: name for name in MEMBERS[1:]} | {"given": GIVEN}
     uniform = CostMatrix.uniform(len(splits.classes))
 
@@ -357,9 +394,7 @@ def _folds(classifier: Classifier, splits: Splits, seed: int, kept: Path) -> tup
         return [c for c in candidates(given, fewer, uniform) if c.name.replace("fresh", "restart") in names]
 
     views = tuple(view for view in classifier.allowed_views if view in VIEWS)
-    found, labels = out_of_fold(
-        classifier, splits, views, generic, checkpoints=kept, on_epoch=lambda line, _: lines.append(line)
-    )
+    found, labels, lines = out_of_fold(classifier, splits, views, generic, checkpoints=kept)
     arrays: dict[str, Array] = {f"{seed}/{OUT_OF_FOLD}_labels": labels.numpy().astype(np.uint8)}
     accuracy = {}
     for told, seen in found.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -38,12 +37,13 @@ from csada.folders import OWN
 from csada.models import arguments_for, create, load_weights
 from csada.models.modes import best_device, borrowed_threads
 from csada.paper.record import cost_matrix
-from csada.paper.spec import Config, describe, stages
+from csada.paper.spec import Config, describe, epochs, stages
 from csada.paper.toy import Toy, panels
 from csada.paper.toy_figure import ToyPanel
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, fit
 from csada.workflow.compare import confusions
+from csada.workflow.engine import Tell
 from csada.workflow.runs import environment
 from csada.workflow.settings import TINY
 from csada.workflow.train import train_stages
@@ -99,7 +99,7 @@ def all_scores(model: nn.Module, splits: Splits) -> dict[str, Scores]:
     return {part: predict_logits(model, splits, part=part) for part in HELD_OUT}
 
 
-def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
+def execute(run: Run, data_dir: Any, tell: Tell) -> None:
     """One run from its start, or from where it was left, to its result."""
     config, folder = run.config, run.folder
     if config["kind"] != "baseline" and not (baseline_folder(run) / "result.json").exists():
@@ -117,11 +117,7 @@ def execute(run: Run, data_dir: Any, tell: Callable[[], None] | None) -> None:
         def on_epoch(line: Epoch) -> None:
             log.write(json.dumps(line) + "\n")
             log.flush()
-            parent = multiprocessing.parent_process()
-            if parent is not None and not parent.is_alive():
-                os._exit(1)  # whoever started us is gone; the next runner resumes from the checkpoint
-            if tell:
-                tell()
+            tell(line["epoch"], epochs(config))
 
         if config["kind"] == "baseline":
             result, scores, history = run_baseline(run, splits, device, on_epoch)

@@ -10,19 +10,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from csada.data.fetch import Progress
 from csada.files import TEMPORARY, write_text
 from csada.folders import LOCK, OWN, locked
 from csada.paper.run import BASELINES, Entry, Run, execute, read_run
 from csada.paper.spec import Selection, Spec, baseline_configs, epochs, run_configs
 from csada.reading import read_json
-from csada.workflow.engine import POLL, Answer, Engine, Task, carry_out
+from csada.workflow.engine import POLL, Engine, Later, Progress, Task, Tell, carry_out, reason
 from csada.workflow.runs import identity
 
 FORMAT = 1
@@ -95,69 +93,75 @@ def run_experiment(
     carried: a folder of baselines in half precision, in small files: taken from there, else trained and kept there, so
     that a sweep done in parts on several machines starts from the same.
 
-    on_progress(done, total) counts epochs of the whole sweep. After `limit_minutes` no further run is started.
+    on_progress(done, total, rows) counts epochs of the whole sweep and of each run under way. After `limit_minutes` no further
+    run is started.
     """
     deadline = math.inf if limit_minutes is None else time.time() + 60 * limit_minutes
     only, engine, runs_dir = only or Selection(), engine or Engine(), runs_dir.resolve()
     only.check(spec)
+    report = SweepReport()
 
     def made() -> Runs:
         plan = plan_runs(spec, runs_dir, results_dir, all_pairs, carried)
         return replace(plan, runs=[run for run in plan.runs if run.config in only])
 
+    def do(*rounds: list[Run]) -> None:
+        """Do the runs, round after round, and enter them into the report."""
+        by_us = dict[str, bool]()
+        tasks = [
+            [
+                Task(
+                    run.name,
+                    partial(attempt, run, data_dir),
+                    partial(by_us.__setitem__, run.name),
+                    run.folder / OWN / "epoch",
+                    epochs(run.config),
+                )
+                for run in runs
+            ]
+            for runs in rounds
+        ]
+        failed = carry_out(tasks, engine, deadline, on_progress, sum(each.epochs for runs in tasks for each in runs))
+        for run in (run for runs in rounds for run in runs):
+            if run.name in failed:
+                report.failed[run.name] = reason(failed[run.name])
+            elif run.done:
+                (report.done if by_us.get(run.name) else report.skipped).append(run.name)
+            elif run.name in by_us:
+                report.failed[run.name] = (
+                    f"{run.folder} is not the same on every node; give a shared folder with --runs"
+                )
+            else:
+                report.left.append(run.name)
+
     plan = made()
-    report = SweepReport()
     if not plan.runs:  # the baselines decide the pairs
-        untrained = [run for run in plan.baselines if not run.done]
-        do_runs(untrained, data_dir, deadline, engine, on_progress and Epochs(untrained, on_progress), report)
+        do([run for run in plan.baselines if not run.done])
         plan = made()
     missing, needed = plan.missing(), plan.needed()
     for run in (*plan.baselines, *plan.runs):
         if run.done:  # by somebody who may have been killed before tidying up
             clean(run.folder, finished=True)
     report.skipped += [run.name for run in plan.runs if run not in missing]
-    tell = on_progress and Epochs(needed + missing, on_progress)
-    do_runs(needed, data_dir, deadline, engine, tell, report)
-    do_runs(missing, data_dir, deadline, engine, tell, report)
+    do(needed, missing)
     return report
 
 
-def do_runs(
-    runs: list[Run],
-    data_dir: Any,
-    deadline: float,
-    engine: Engine,
-    tell: Callable[[], None] | None,
-    report: SweepReport,
-) -> None:
-    """Do the runs, and enter them into the report."""
-    tasks = [Task(run.name, partial(attempt, run, data_dir)) for run in runs]
-    done, failed = carry_out(tasks, engine, deadline, tell)
-    for run in runs:
-        if run.done:
-            (report.done if run.name in done else report.skipped).append(run.name)
-        elif run.name in failed:
-            report.failed[run.name] = failed[run.name]
-        elif run.name in done:
-            report.failed[run.name] = f"{run.folder} is not the same on every node; give a shared folder with --runs"
-        else:
-            report.left.append(run.name)
-
-
-def attempt(run: Run, data_dir: Any, *, tell: Callable[[], None] | None = None) -> Answer:
-    """The run, if nobody works on it and nobody did it."""
+def attempt(run: Run, data_dir: Any, tell: Tell) -> bool:
+    """Whether this did the run, rather than somebody else before."""
     with locked(run.folder) as mine:
         if not mine:
-            return "busy"
+            time.sleep(POLL)
+            raise Later
         if run.done:
-            return "known"
+            return False
         clean(run.folder)
         try:
             execute(run, data_dir, tell)
         finally:
             clean(run.folder)  # before somebody else holds the lock
         clean(run.folder, finished=True)
-        return "done"
+        return True
 
 
 def clean(folder: Path, *, finished: bool = False) -> None:
@@ -168,25 +172,6 @@ def clean(folder: Path, *, finished: bool = False) -> None:
     for path in (folder / OWN).glob("*") if finished else ():  # our own folder: nothing else is in it
         if path != folder / LOCK:
             path.unlink(missing_ok=True)
-
-
-@dataclass
-class Epochs:
-    """Progress as epochs, read off the run folders, so that the work of others counts too."""
-
-    runs: list[Run]
-    show: Progress
-    shown: float = 0.0
-
-    def __call__(self) -> None:
-        if time.monotonic() - self.shown < POLL:
-            return
-        self.show(sum(map(self.of, self.runs)), sum(epochs(run.config) for run in self.runs))
-        self.shown = time.monotonic()
-
-    def of(self, run: Run) -> int:
-        total, history = epochs(run.config), run.folder / "history.jsonl"
-        return total if run.done else min(total, history.read_bytes().count(b"\n") if history.exists() else 0)
 
 
 # -- records ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from csada.evaluation import Scores
 from csada.models.modes import borrowed_threads
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_ahead, train_candidates
-from csada.workflow.engine import Engine
+from csada.workflow.engine import Engine, Progress
 from csada.workflow.fit import Made, check_limits, checked, concluded
 from csada.workflow.folds import not_again, out_of_fold, scores_of
 from csada.workflow.runs import lines as typed
@@ -62,6 +63,7 @@ def auto(
     checkpoints: Path | None = None,
     on_epoch: Callable[[Epoch, int], None] | None = None,
     engine: Engine | None = None,
+    on_progress: Progress | None = None,
 ) -> Classifier:
     """The classifier that costs least on validation among the given one and averages of networks trained from it.
 
@@ -70,8 +72,8 @@ def auto(
     0 trains nothing and chooses views and rule. minutes: no training starts that would end later; else the candidates take
     no more epochs than the given model did. With fewer than FEWEST validation samples, choices are made on out-of-fold scores
     where the given model can be trained again; else only its rule is fitted. budget, refer, seen, checkpoints, on_epoch: as
-    for `improve`. engine: where candidates are trained side by side, if there are checkpoints and no time limit; None: one
-    after the other, here.
+    for `improve`. engine: where candidates and folds are trained side by side, if there are checkpoints and no time limit,
+    told by on_progress; None: one after the other, here.
     """
     if members < 1:
         raise InputError(f"members is {members}; 1 or more are needed")
@@ -116,8 +118,10 @@ def auto(
             history.extend(line | {"epoch": before + line["epoch"]} for line in lines)
             yield each.name, member
 
-    if engine is not None and checkpoints is not None and minutes is None:
-        train_ahead(classifier, splits, tried, checkpoints, engine)
+    if minutes is not None:
+        engine = None
+    if engine is not None and checkpoints is not None:
+        train_ahead(classifier, splits, tried, checkpoints, engine, on_progress)
     with borrowed_threads(threads_for(splits.shape)):
         library = {"given": replace(classifier.start, temperature=1.0, weight=1.0)} | dict(trained(tried))
         seen_as = tuple(dict.fromkeys(("identity", *shown)))  # the budget is counted from the samples as they are
@@ -125,16 +129,16 @@ def auto(
         labels, out = splits.validation.y, {}
         if folds:
             try:
-                scores, labels = out_of_fold(
+                scores, labels, _ = out_of_fold(
                     classifier,
                     splits,
                     seen_as,
-                    lambda given, fewer: [
-                        c for c in candidates(given, fewer, costs, seed, epochs) if c.name in library
-                    ],
+                    partial(named, tuple(library), costs=costs, seed=seed, epochs=epochs),
                     seconds=left(),
                     checkpoints=checkpoints,
                     on_epoch=told,
+                    engine=engine,
+                    on_progress=on_progress,
                 )
                 out["before"] = Scores(scores["given"]["identity"], labels)
             except Diverged as error:
@@ -162,6 +166,10 @@ def auto(
     made = Made("auto", options, typed(history), admissions=chosen.selection.steps, out_of_fold=out)
     common: Any = {"budget": budget, "refer": refer, "limits": limits}
     return concluded(classifier, after if several else None, splits, costs, made, started=started, **common)
+
+
+def named(names: Sequence[str], classifier: Classifier, splits: Splits, **options: Any) -> list[Candidate]:
+    return [each for each in candidates(classifier, splits, **options) if each.name in names]
 
 
 def within(tried: Sequence[Candidate], classifier: Classifier, minutes: float | None) -> tuple[Candidate, ...]:

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +41,12 @@ from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, predict_logits
+from csada.folders import OWN
 from csada.methods.distillation import Distillation, Teacher
 from csada.models import MODELS, create
 from csada.models.modes import best_precision, borrowed_threads, device_of
 from csada.training import Epoch, fit, make_method, split_options
-from csada.workflow.engine import Answer, Engine, Task, carry_out
+from csada.workflow.engine import Engine, Progress, Task, Tell, carry_out
 from csada.workflow.fit import checkpoint
 from csada.workflow.runs import environment
 from csada.workflow.settings import Options, default_model, kind_of, options_for, restart, threads_for
@@ -205,21 +206,31 @@ def train_candidate(
 
 
 def train_ahead(
-    classifier: Classifier, splits: Splits, tried: Sequence[Candidate], checkpoints: Path, engine: Engine
+    classifier: Classifier,
+    splits: Splits,
+    tried: Sequence[Candidate],
+    checkpoints: Path,
+    engine: Engine,
+    on_progress: Progress | None = None,
 ) -> None:
     """All at once, by an engine, into their checkpoints: who trains them then finds them finished.
 
     One that failed is trained again there, which says why.
     """
-    one = partial(_ahead, classifier, splits, checkpoints=checkpoints.resolve())
-    carry_out([Task(each.name, partial(one, each)) for each in tried], engine)
+    checkpoints = checkpoints.resolve()
+    one = partial(_ahead, classifier, splits, checkpoints)
+    tasks = [
+        Task(each.name, partial(one, each), bool, checkpoints / OWN / f"{each.name}.epoch", each.epochs)
+        for each in tried
+    ]
+    carry_out([tasks], engine, on_progress=on_progress, total=sum(each.epochs for each in tried))
 
 
-def _ahead(
-    classifier: Classifier, splits: Splits, candidate: Candidate, *, checkpoints: Path, tell: Any = None
-) -> Answer:
-    train_candidate(classifier, splits, candidate, checkpoints=checkpoints)
-    return "done"
+def _ahead(classifier: Classifier, splits: Splits, checkpoints: Path, candidate: Candidate, tell: Tell) -> None:
+    def on_epoch(line: Epoch, total: int) -> None:
+        tell(line["epoch"], total)
+
+    train_candidate(classifier, splits, candidate, checkpoints=checkpoints, on_epoch=on_epoch)
 
 
 def train_candidates(

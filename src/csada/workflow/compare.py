@@ -6,6 +6,7 @@ accuracy budget, which trains nothing. Settings are those of `settings.py`, whic
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -38,7 +39,8 @@ from csada.models.factories import check_trust
 from csada.models.modes import best_device, best_precision, borrowed_threads
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
-from csada.workflow.engine import Answer, Engine, Task, carry_out
+from csada.workflow.engine import Engine, Task, Tell, carry_out
+from csada.workflow.engine import Progress as RunsProgress
 from csada.workflow.fit import decision_for
 from csada.workflow.project import suited, suited_size
 from csada.workflow.runs import environment, run_id
@@ -47,7 +49,6 @@ from csada.workflow.train import stages_for, train_stages
 
 FORMAT = 3
 FILE = "compare.json"
-ROWS = "rows.json"  # of a seed that an engine did
 MeanSd = tuple[float, float | None]
 
 BASELINE = "baseline"
@@ -137,6 +138,7 @@ def compare(
     on_start: Callable[[Comparison], object] | None = None,
     on_estimate: Callable[[float], object] | None = None,
     engine: Engine | None = None,
+    on_runs: RunsProgress | None = None,
     **own: Any,
 ) -> Comparison:
     """Every method on every seed.
@@ -146,8 +148,8 @@ def compare(
     they are not given. budget: points of accuracy that the rule may lose. out: a folder for compare.json, from which the
     same comparison resumes; more seeds are added to it. on_progress(done, total) counts epochs. on_start gets the plan
     before training, on_estimate after the first epoch the seconds that all take at its pace. engine: where seeds are done side
-    by side, if there is `out`; None: one after the other, here. Other options belong to the
-    data: size, pixels of an image's side; label and ignore, columns of a table.
+    by side, if there is `out`, told by on_runs; None: one after the other, here. Other options belong to the data: size, pixels
+    of an image's side; label and ignore, columns of a table.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
@@ -169,11 +171,34 @@ def compare(
         write_json(folder / FILE, found)  # a folder that cannot be written is found before training
     if on_start is not None:
         on_start(found)
-    count = Count(0, seeds * plan.epochs, on_progress, on_estimate)
+
+    def add(runs: Sequence[SeedRun], *, last: bool = False) -> None:
+        nonlocal found
+        found = replace(found, runs=tuple(sorted((*found.runs, *runs), key=lambda run: run.seed)))
+        if last:  # of a seed
+            found = replace(found, summary=summarise(table, found.runs))
+        if folder is not None:
+            write_json(folder / FILE, found)
+
+    def ended(done: tuple[list[SeedRun], Path | None]) -> None:
+        runs, kept = done
+        add(runs, last=True)
+        if kept is not None:
+            shutil.rmtree(kept)
+            with suppress(OSError):  # another run has its own there
+                kept.parent.rmdir()
+
+    total = seeds * plan.epochs
     if folder is not None and engine is not None:
         new = [seed for seed in range(seeds) if not any(run.seed == seed for run in found.runs)]
-        one = partial(rows_ahead, folder.resolve(), plan, table, budget, partial(load, data, data_dir, scale, **own))
-        carry_out([Task(f"seed {seed}", partial(one, seed)) for seed in new], engine)
+        one = partial(all_rows, folder.resolve(), plan, table, budget, partial(load, data, data_dir, scale, **own))
+        tasks = [
+            Task(f"seed {i}", partial(one, i), ended, folder.resolve() / OWN / f"seed-{i}.epoch", plan.epochs)
+            for i in new
+        ]
+        for error in carry_out([tasks], engine, math.inf, on_runs, total, total - len(new) * plan.epochs).values():
+            raise error
+    count = Count(0, total, on_progress, on_estimate)
     for seed in range(seeds):
         done = [run.row for run in found.runs if run.seed == seed]
         if set(plan.methods) <= set(done):
@@ -181,18 +206,10 @@ def compare(
         splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
         count.done = seed * plan.epochs
         kept = None if folder is None else place(folder, plan, splits, seed)
-        ahead = () if kept is None or not (kept / ROWS).exists() else [read_json(kept / ROWS, Ahead).runs]
         with borrowed_threads(plan.threads):
-            for runs in ahead or one_seed(plan, table, splits, seed, budget, count, done, kept):
-                found = replace(found, runs=(*found.runs, *runs))
-                if folder is not None:
-                    write_json(folder / FILE, found)
-        found = replace(found, summary=summarise(table, found.runs))
-        if folder is not None and kept is not None:
-            write_json(folder / FILE, found)
-            shutil.rmtree(kept)
-            with suppress(OSError):  # another run has its own there
-                kept.parent.rmdir()
+            for runs in one_seed(plan, table, splits, seed, budget, count, done, kept):
+                add(runs)
+        ended(([], kept))
     return found
 
 
@@ -201,29 +218,15 @@ def place(folder: Path, plan: Plan, splits: Splits, seed: int) -> Path:
     return folder / OWN / run_id(splits, model=plan.model, baseline=plan.baseline, seed=seed)
 
 
-@dataclass(frozen=True)
-class Ahead:
-    runs: tuple[SeedRun, ...]
-
-
-def rows_ahead(
-    folder: Path,
-    plan: Plan,
-    costs: CostMatrix,
-    budget: float,
-    load: Callable[..., Splits],
-    seed: int,
-    *,
-    tell: Any = None,
-) -> Answer:
-    """All rows of a seed, kept for `compare`, which finds them done."""
+def all_rows(
+    folder: Path, plan: Plan, costs: CostMatrix, budget: float, load: Callable[..., Splits], seed: int, tell: Tell
+) -> tuple[list[SeedRun], Path]:
+    """Of a seed; and what it kept while it was under way."""
     splits = load(seed=seed)
     kept = place(folder, plan, splits, seed)
-    if not (kept / ROWS).exists():
-        with borrowed_threads(plan.threads):
-            runs = [*one_seed(plan, costs, splits, seed, budget, Count(0, 0, None, None), (), kept)]
-        write_json(kept / ROWS, Ahead(tuple(each for rows in runs for each in rows)))
-    return "done"
+    count = Count(0, plan.epochs, tell, None)
+    with borrowed_threads(plan.threads):
+        return [run for runs in one_seed(plan, costs, splits, seed, budget, count, (), kept) for run in runs], kept
 
 
 def resumed(file: Path, new: Comparison, seeds: int) -> Comparison:

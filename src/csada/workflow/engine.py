@@ -1,8 +1,8 @@
 """Independent runs, done wherever there is room: in this process, in several, or on a Ray cluster.
 
-A run is a function that can be pickled. It works under a lock of its own, resumes from its own checkpoint and writes its own
-record, in a folder that every node sees; it answers whether it did the work. So a run may be started again at any time and
-anywhere: after its worker or its node died, by a second driver, or by the first one when it comes back.
+A run is a function that can be pickled. It resumes from its own checkpoint, in a folder that every node sees. So it may be
+started again at any time and anywhere: after its worker or its node died, by a second driver, or by the first one when it
+comes back. Runs that need the results of others come in a later round.
 """
 
 from __future__ import annotations
@@ -14,25 +14,36 @@ import os
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from queue import LifoQueue
+from typing import Any
 
 import torch
 
-from csada.errors import InputError, RunError
+from csada.errors import Diverged, InputError, RunError
 from csada.reading import fields_from
 
 POLL = 0.5  # seconds between two looks at what others work on
 DEATHS = 3  # of its worker, after which a run is given up
 ENDED = "its process ended before it was done; start again to continue"
 
-Answer = Literal["done", "known", "busy", "late", "failed"]  # known: done by somebody else; busy: somebody works on it
-Submit = Callable[["Task"], "Future[tuple[Answer, str]]"]
+Tell = Callable[[int, int], None]
+Rows = dict[str, tuple[int, int]]  # of each run under way: (epochs done, all)
+Progress = Callable[[int, int, Rows], object]  # epochs done of all runs, and how many there are
+
+
+class Later(Exception):
+    """A run that was not begun: somebody else works on it, or there is no time left."""
+
+
+class Lost(RunError):
+    """A run whose worker died."""
 
 
 @dataclass(frozen=True)
@@ -67,116 +78,173 @@ class Engine:
 
 @dataclass(frozen=True)
 class Task:
-    """call(tell=...) does the run and answers "done", "known" or "busy"; tell, to be called now and then, may be None."""
+    """call(tell) does the run, and calls tell(epoch, of) after each; then(what it returned) is called here.
+
+    file: where both numbers are kept while the run is under way; every node must see it. epochs: what it counts in all.
+    """
 
     name: str
-    call: Callable[..., Answer]
+    call: Callable[[Tell], Any]
+    then: Callable[[Any], object]
+    file: Path
+    epochs: int
+
+    @property
+    def epoch(self) -> tuple[int, int]:
+        """Done, and all."""
+        try:
+            done, every = map(int, self.file.read_text().split())
+        except (OSError, ValueError):  # not begun, or being written
+            return 0, self.epochs
+        return min(done, every), max(every, 1)
 
 
 def carry_out(
-    tasks: Sequence[Task], engine: Engine, deadline: float = math.inf, tell: Callable[[], None] | None = None
-) -> tuple[list[str], dict[str, str]]:
-    """(what was done here, what failed and why), by name. After the deadline (time.time()) no run is started."""
-    done: list[str] = []
-    failed: dict[str, str] = {}
-    deaths: Counter[str] = Counter()
-    waiting, running = deque(tasks), dict[Future[tuple[Answer, str]], Task]()
-    with started(engine, len(tasks), deadline, tell) as (submit, slots):
-        while running or (waiting and time.time() < deadline):
-            while waiting and len(running) < slots and time.time() < deadline:
-                task = waiting.popleft()
-                running[submit(task)] = task
-            ready, _ = wait(running, POLL, FIRST_COMPLETED)
-            pause = bool(ready)
-            for future in ready:
-                task = running.pop(future)
-                answer, why = _result(future)
-                pause = pause and answer == "busy"
-                if answer == "done":
-                    done.append(task.name)
-                elif answer == "failed" and (
-                    why != ENDED or (deaths.update([task.name]) or deaths[task.name]) >= DEATHS
-                ):
-                    failed[task.name] = why
-                elif answer in ("busy", "failed"):
-                    waiting.append(task)
-            if pause:
-                time.sleep(POLL)  # others hold all that is left
-            if tell:
-                tell()
-    return done, failed
+    rounds: Iterable[Sequence[Task]],
+    engine: Engine,
+    deadline: float = math.inf,
+    on_progress: Progress | None = None,
+    total: int = 0,
+    done: int = 0,
+) -> dict[str, Exception]:
+    """Why runs failed, by name. A round begins when the one before has ended; after the deadline (time.time()) no run does.
+
+    total, done: of the epochs that on_progress counts, all and those of earlier.
+    """
+    failed, deaths, shown = dict[str, Exception](), Counter[str](), -math.inf
+    waiting, running = deque[Task](), dict[Future[Any], Task]()
+
+    def look() -> None:
+        nonlocal shown
+        if on_progress is not None and time.monotonic() - shown > POLL:
+            rows = {task: epoch for task in (*running.values(), *waiting) if (epoch := task.epoch)[0]}
+            counted = done + int(sum(task.epochs * epoch / every for task, (epoch, every) in rows.items()))
+            on_progress(counted, total, {task.name: epoch for task, epoch in rows.items()})
+            shown = time.monotonic()
+
+    with started(engine, deadline, look) as (submit, slots):
+        for tasks in rounds:
+            waiting.extend(tasks)
+            while running or (waiting and time.time() < deadline):
+                while waiting and len(running) < slots and time.time() < deadline:
+                    future = submit(waiting[0])
+                    running[future] = waiting.popleft()
+                for future in wait(running, POLL, FIRST_COMPLETED).done:
+                    task, error = running.pop(future), error_of(future)
+                    deaths[task.name] += isinstance(error, Lost)
+                    if isinstance(error, Later) or (isinstance(error, Lost) and deaths[task.name] < DEATHS):
+                        waiting.append(task)
+                        continue
+                    if error is None:
+                        task.then(future.result())
+                    else:
+                        failed[task.name] = error
+                    done += task.epochs
+                    task.file.unlink(missing_ok=True)
+                look()
+    return failed
 
 
-def _result(future: Future[tuple[Answer, str]]) -> tuple[Answer, str]:
-    try:
-        return future.result()
-    except Exception as error:  # not the run's own, which is an answer: its worker died, or could not read the task
-        if (cause := getattr(error, "cause", None)) is None:
-            return "failed", ENDED
-        last = f"{type(cause).__name__}: {cause}".strip().splitlines()[-1]  # of a traceback that Ray may send along
-        return "failed", f"a node cannot start it: {last}"
+def error_of(future: Future[Any]) -> Exception | None:
+    """Why a run did not end well: its own error, or what befell its worker."""
+    error = future.exception()
+    cause = getattr(error, "cause", None)  # of what Ray wraps
+    if isinstance(error, BrokenProcessPool) or (cause is None and type(error).__module__.startswith("ray.")):
+        return Lost(ENDED)
+    if cause is None or isinstance(cause, InputError | RunError | Later):
+        return cause or error  # type: ignore[return-value]
+    last = reason(cause).strip().splitlines()[-1]  # of a traceback that Ray may send along
+    return RunError(f"a node cannot start it: {last}")
 
 
-def _do(task: Task, deadline: float, where: str = "", tell: Callable[[], None] | None = None) -> tuple[Answer, str]:
+def reason(error: Exception) -> str:
+    return str(error) if isinstance(error, InputError | RunError) else f"{type(error).__name__}: {error}"
+
+
+def do(call: Callable[[Tell], Any], file: Path, deadline: float, on_ray: bool = False) -> Any:
+    """The run in a process of its own; an error goes back as one that can be pickled, and without what it holds."""
     if time.time() > deadline:
-        return "late", ""
+        raise Later
     try:
-        return task.call(tell=tell), ""
+        return call(partial(told, file))
+    except Later:
+        raise
     except Exception as error:
-        return "failed", f"{type(error).__name__}: {error}{where}".replace("\n", " ")
+        kind = next((kind for kind in (Diverged, InputError) if isinstance(error, kind)), RunError)
+        where = f" (on node {socket.gethostname()})" if on_ray else ""
+        raise kind(f"{reason(error)}{where}".replace("\n", " ")) from None
+
+
+def told(file: Path, epoch: int, every: int) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)  # whoever started us is gone; the next one resumes from the checkpoint
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{epoch} {every}")
 
 
 @contextmanager
 def started(
-    engine: Engine, count: int, deadline: float, tell: Callable[[], None] | None
-) -> Iterator[tuple[Submit, float]]:
+    engine: Engine, deadline: float, look: Callable[[], None]
+) -> Iterator[tuple[Callable[[Task], Future[Any]], float]]:
     """(how a task is submitted, how many at once)."""
     if engine.name == "ray" or engine.name.startswith("ray://"):
         with ray_cluster(engine) as remote:
-            yield lambda task: remote(task, deadline), math.inf
+            yield lambda task: remote(task.call, task.file, deadline, True), math.inf
     elif engine.name != "local":
         raise InputError(f"unknown engine {engine.name!r}; known: local, ray, ray://HOST")
-    elif (workers := min(engine.workers, count)) > 1:
-        with processes(workers) as submit:
-            yield lambda task: submit(task, deadline), workers
+    elif engine.workers > 1:
+        with processes(engine.workers) as submit:
+            yield lambda task: submit(task.call, task.file, deadline), engine.workers
     else:
 
-        def here(task: Task) -> Future[tuple[Answer, str]]:
-            future: Future[tuple[Answer, str]] = Future()
-            future.set_result(_do(task, deadline, tell=tell))
+        def here(task: Task) -> Future[Any]:
+            def tell(epoch: int, every: int) -> None:
+                told(task.file, epoch, every)
+                look()
+
+            future: Future[Any] = Future()
+            try:
+                future.set_result(task.call(tell))
+            except Exception as error:
+                future.set_exception(error)
             return future
 
         yield here, 1
 
 
 @contextmanager
-def processes(workers: int) -> Iterator[Callable[..., Any]]:
+def processes(workers: int) -> Iterator[Callable[..., Future[Any]]]:
     """Processes of this machine; with several GPUs they share these. One that dies is replaced, the others go on."""
     spawn = multiprocessing.get_context("spawn")
-    new = partial(ProcessPoolExecutor, 1, spawn, _take_device, (spawn.Value("i", 0),))
-    pools, last = [new() for _ in range(workers)], [Future[Any]() for _ in range(workers)]
-    for future in last:
-        future.set_result(None)
+    new = partial(ProcessPoolExecutor, 1, spawn, take_device, (spawn.Value("i", 0),))
+    free = LifoQueue[ProcessPoolExecutor]()  # each a pool of one process, which starts when it is needed
+    for _ in range(workers):
+        free.put(new())
 
-    def submit(*given: Any) -> Future[tuple[Answer, str]]:
-        free = next(i for i, future in enumerate(last) if future.done())
-        if isinstance(last[free].exception(), BrokenProcessPool):
-            pools[free] = new()
-        last[free] = future = pools[free].submit(_do, *given)
-        return future
+    def inside(*given: Any) -> Any:
+        pool = free.get()
+        try:
+            return pool.submit(do, *given).result()
+        except BrokenProcessPool:
+            pool = new()
+            raise
+        finally:
+            free.put(pool)
 
-    try:
-        yield submit
-    except BaseException:
-        for process in multiprocessing.active_children():
-            process.terminate()  # what they work on resumes from its checkpoint
-        raise
-    finally:
-        for pool in pools:
-            pool.shutdown()
+    with ThreadPoolExecutor(workers) as threads:
+        try:
+            yield partial(threads.submit, inside)
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()  # what they work on resumes from its checkpoint
+            raise
+        finally:
+            for _ in range(workers):
+                free.get().shutdown()
 
 
-def _take_device(number: Any) -> None:
+def take_device(number: Any) -> None:
     with number.get_lock():
         number.value += 1
         if torch.cuda.is_available():
@@ -184,7 +252,7 @@ def _take_device(number: Any) -> None:
 
 
 @contextmanager
-def ray_cluster(engine: Engine) -> Iterator[Callable[..., Any]]:
+def ray_cluster(engine: Engine) -> Iterator[Callable[..., Future[Any]]]:
     """A cluster that is running, or one on this machine that ends with us. Ray starts a run again whose node died."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
     for name, value in quiet.items():
@@ -193,9 +261,7 @@ def ray_cluster(engine: Engine) -> Iterator[Callable[..., Any]]:
         import ray
     except ImportError:
         raise InputError(f"--engine {engine.name} needs Ray: pip install 'csada[ray]', or leave it out") from None
-    address = None
-    if engine.name != "ray":
-        address = _reachable(engine.name)
+    address = None if engine.name == "ray" else reachable(engine.name)
     try:
         ray.init(
             address, include_dashboard=None if address else False, log_to_driver=False, logging_level=logging.ERROR
@@ -210,17 +276,13 @@ def ray_cluster(engine: Engine) -> Iterator[Callable[..., Any]]:
             if number > there.get(name, 0):
                 raise InputError(f"a run asks for {number:g} {name} and the cluster has {there.get(name, 0):g}")
         memory = None if asked.memory_gb is None else int(asked.memory_gb * 1e9)
-        remote = ray.remote(_do_there).options(num_cpus=asked.cpus, num_gpus=gpus, memory=memory, max_retries=DEATHS)
+        remote = ray.remote(do).options(num_cpus=asked.cpus, num_gpus=gpus, memory=memory, max_retries=DEATHS)
         yield lambda *given: remote.remote(*given).future()
     finally:
         ray.shutdown()
 
 
-def _do_there(task: Task, deadline: float) -> tuple[Answer, str]:
-    return _do(task, deadline, where=f" (on node {socket.gethostname()})")
-
-
-def _reachable(address: str) -> str:
+def reachable(address: str) -> str:
     """The address with its port; refused within seconds where nobody answers, while Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").partition(":")
     try:

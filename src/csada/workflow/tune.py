@@ -3,8 +3,9 @@
 A trial is one fine-tuning, judged by what it costs on validation with the cheapest decision rule that keeps to the budget.
 Training has to beat what needs none: the same model with the rule. Often it does not, and then nothing trained is chosen.
 
-A proposal depends on the seed and the trials before it alone, and a trial on its settings alone. So a search that was killed
-resumes from `trials.jsonl` and ends as an undisturbed one would have. The checkpoint of the trial that leads is kept: the model
+Trials are done in rounds, as many at once as there are workers. A proposal depends on the seed, its number and the trials of
+the rounds before alone, and so does when it is given up. So a search that was killed resumes from `trials.jsonl` and ends as
+an undisturbed one would have, if it has as many workers. The checkpoint of the trial that leads is kept: the model
 is read from it, not trained again.
 """
 
@@ -13,8 +14,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,18 +26,19 @@ from torch import nn
 
 from csada.classifier import Classifier
 from csada.costs import CostMatrix
-from csada.data.fetch import Progress
 from csada.data.splits import Splits
 from csada.decisions import half_expected, held_out
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.files import write_text
-from csada.folders import reserved
+from csada.folders import OWN, reserved
 from csada.metrics import Evaluation
 from csada.models.modes import borrowed_threads
-from csada.reading import build, parse_json, plain, read_text, write_json
+from csada.reading import build, parse_json, plain, read_json, read_text, write_json
 from csada.training import Epoch, fit, make_method, split_options
+from csada.workflow.engine import Engine, Progress, Task, Tell, carry_out
 from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, right_of, trained
+from csada.workflow.settings import threads_for
 
 # What is searched, as far as the method has it: from default / factor to default * factor, on a logarithmic scale.
 # `steps` is left out: every step costs time, and step_size moves the attack as far.
@@ -160,15 +163,17 @@ def tune(
     seed: int = 0,
     minutes: float | None = None,
     seen: str = "refuse",
+    engine: Engine | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[Tuning, Classifier]:
     """Search, and save the classifier that validation chose in `out`/model.
 
     budget: points of validation accuracy that may be lost against the given model by argmax. trials: in all, with those
-    that `out` holds already. After `minutes` no further trial is started. on_progress(done, total) counts epochs.
+    that `out` holds already. After `minutes` no further trial is started. engine: where trials are done, as many at once as
+    it has workers. on_progress(done, total, rows) counts epochs.
     """
-    started = time.monotonic()
-    deadline = math.inf if minutes is None else started + 60 * minutes
+    started, engine, out = time.monotonic(), engine or Engine(), out.resolve()
+    deadline = math.inf if minutes is None else time.time() + 60 * minutes
     if not 0 <= budget <= 100:
         raise InputError(f"budget is points of accuracy that may be lost, from 0 to 100; got {budget}")
     splits = checked(classifier, splits, seen)
@@ -181,15 +186,36 @@ def tune(
         search = make_search(classifier, splits, costs, method, options, before, budget)
         same_search(out, search)
         baseline, done = search.judge(before), read_trials(out / "trials.jsonl", search.space)
-        while len(done) < trials and time.monotonic() < deadline:
+        early = dict[int, Trial]()  # that ended before one of a lower number
 
-            def tell(epoch: int, before: int = len(done) * epochs) -> None:
-                if on_progress is not None:
-                    on_progress(before + epoch, trials * epochs)
-
-            done.append(run_trial(search, done, out, tell))
+        def ended(trial: Trial) -> None:
+            early[trial.number] = trial
+            while len(done) in early:
+                done.append(early.pop(len(done)))
             write_text(out / "trials.jsonl", "".join(json.dumps(plain(line)) + "\n" for line in done))
-            keep_leader(search, done, best(done, baseline), out)
+            kept = best(done, baseline)
+            for each in done:  # the checkpoint of the trial that leads is needed, the others' are not
+                if kept is None or each.parameters != kept.parameters:
+                    (out / search.checkpoint(each.parameters)).unlink(missing_ok=True)
+
+        def rounds() -> Iterator[list[Task]]:
+            for first in range(len(done) - len(done) % engine.workers, trials, engine.workers):
+                known = done[:first]
+                if len(known) == first:  # else one failed
+                    yield [
+                        Task(
+                            f"trial {number}",
+                            partial(run_trial, search, known, number, *propose(search, known, number), out),
+                            ended,
+                            out / OWN / f"trial-{number}.epoch",
+                            epochs,
+                        )
+                        for number in range(len(done), min(first + engine.workers, trials))
+                    ]
+
+        progress = on_progress, trials * epochs, len(done) * epochs
+        for error in carry_out(rounds(), engine, deadline, *progress).values():
+            raise error
         leader = best(done, baseline)
         chosen = search.options | ({"epochs": 0} if leader is None else leader.parameters)
         better = improve(classifier, splits, costs, method, chosen, budget=budget, seen=seen, checkpoints=out)
@@ -225,19 +251,10 @@ def make_search(
 
 def same_search(out: Path, search: Search) -> None:
     """Refuse to mix the trials of two searches in one folder."""
-    settings: dict[str, Any] = plain(
-        {
-            "start": search.checkpoint({}),
-            "budget": search.budget,
-            "method": search.method,
-            "options": search.options,
-            "space": search.space,
-        }
-    )
+    names = ("budget", "method", "options", "space")
+    settings = plain({"start": search.checkpoint({})} | {name: getattr(search, name) for name in names})
     file = out / "search.json"
-    if not file.exists():
-        write_json(file, settings)
-    known = build(dict[str, Any], parse_json(read_text(file), str(file)), str(file))
+    known = read_json(file if file.exists() else write_json(file, settings), dict)
     for key, value in settings.items():
         if known.get(key) != value:
             what = "another model, other data or costs" if key == "start" else f"other {key}"
@@ -259,28 +276,21 @@ def read_trials(file: Path, space: Mapping[str, tuple[float, float]]) -> list[Tr
     return found
 
 
-def keep_leader(search: Search, trials: Sequence[Trial], leader: Trial | None, out: Path) -> None:
-    """The checkpoint of the trial that leads is needed, the others' are not."""
-    kept = None if leader is None else search.checkpoint(leader.parameters)
-    for trial in trials:
-        if (name := search.checkpoint(trial.parameters)) != kept:
-            (out / name).unlink(missing_ok=True)
-
-
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def propose(search: Search, trials: Sequence[Trial]) -> dict[str, float]:
-    """The next trial's settings, to three digits: the defaults first, then by Optuna, or at random where it is missing."""
-    number, space, seed = len(trials), search.space, int(search.options["seed"])
+def propose(search: Search, trials: Sequence[Trial], number: int) -> tuple[dict[str, float], str]:
+    """The settings of that trial, to three digits, and by whom: the defaults first, then Optuna, or at random without it."""
+    space, seed, version = search.space, int(search.options["seed"]), optuna_version()
     if number == 0:
-        drawn = search.defaults
-    elif optuna_version() is not None:
+        drawn, by = search.defaults, "defaults"
+    elif version is not None:
         drawn = by_optuna(space, trials, int(np.random.SeedSequence([seed, number]).generate_state(1)[0]))
+        by = f"optuna {version}"
     else:
-        generator = np.random.default_rng([seed, number])
+        generator, by = np.random.default_rng([seed, number]), "random"
         drawn = {name: low * (high / low) ** generator.random() for name, (low, high) in space.items()}
-    return {name: min(max(three(drawn[name]), low), high) for name, (low, high) in space.items()}
+    return {name: min(max(three(drawn[name]), low), high) for name, (low, high) in space.items()}, by
 
 
 def by_optuna(space: Mapping[str, tuple[float, float]], trials: Sequence[Trial], seed: int) -> dict[str, float]:
@@ -311,41 +321,41 @@ def optuna_version() -> str | None:
     return str(optuna.__version__)
 
 
-def run_trial(search: Search, trials: Sequence[Trial], out: Path, tell: Callable[[int], None]) -> Trial:
-    """The next trial, from its start or from where it was left."""
-    number, parameters, version = len(trials), propose(search, trials), optuna_version()
-    options = search.options | parameters
+def run_trial(
+    search: Search,
+    trials: Sequence[Trial],
+    number: int,
+    parameters: dict[str, float],
+    proposed_by: str,
+    out: Path,
+    tell: Tell,
+) -> Trial:
+    """One trial, from its start or from where it was left. trials: those that were known when it was proposed."""
+    options, made = search.options | parameters, partial(Trial, number, parameters, proposed_by)
 
     def on_epoch(line: Epoch, model: nn.Module) -> Epoch:
         scores = search.scores(model)
         if not bool(torch.isfinite(scores.logits).all()):
             raise Diverged(f"scores on validation are no longer numbers after epoch {line['epoch']}")
         judged = search.judge(scores)
-        tell(line["epoch"])
+        tell(line["epoch"], options["epochs"])
         if line["epoch"] < options["epochs"] and hopeless(judged.value, line["epoch"], trials):
             raise Pruned(EpochValue(line["epoch"], judged.value))
         point = judged.argmax
         return {"validation_accuracy": point.accuracy, "validation_cost": point.mean_cost, "value": judged.value}
 
-    proposed_by = "defaults" if number == 0 else "random" if version is None else f"optuna {version}"
-    kept = out / search.checkpoint(parameters)
+    start, kept = search.classifier.start.model, out / search.checkpoint(parameters)
     try:
-        fitted = fit(
-            search.classifier.start.model,
-            search.splits,
-            search.method,
-            search.costs,
-            on_epoch=on_epoch,
-            checkpoint=kept,
-            **options,
-        )
+        with borrowed_threads(threads_for(search.splits.shape)):
+            fitted = fit(
+                start, search.splits, search.method, search.costs, on_epoch=on_epoch, checkpoint=kept, **options
+            )
     except Pruned as pruned:
-        return Trial(number, parameters, proposed_by, "pruned", (pruned.args[0],))
+        return made("pruned", (pruned.args[0],))
     except Diverged:
-        return Trial(number, parameters, proposed_by, "diverged")
+        return made("diverged")
     steps = tuple(EpochValue(line["epoch"], line["value"]) for line in fitted.history)
-    judged = search.judge(search.scores(as_plain(fitted.model)))
-    return Trial(number, parameters, proposed_by, "finished", steps, judged)
+    return made("finished", steps, search.judge(search.scores(as_plain(fitted.model))))
 
 
 def hopeless(value: float, epoch: int, trials: Sequence[Trial]) -> bool:

@@ -33,6 +33,7 @@ from csada.evaluation import predict_logits
 from csada.evidence import HELD_OUT, Environment
 from csada.files import whole
 from csada.folders import OWN
+from csada.metrics import confusion_counts
 from csada.models.members import Member, as_network
 from csada.models.modes import best_precision, borrowed_threads, device_of
 from csada.paper import problems
@@ -77,7 +78,8 @@ class Source:
     group: tuple[int, ...] | None = None
     sides: str = ""
     targets: tuple[str, ...] = ("pareto:0", "block:10:both")
-    aimed: int = 2  # of how many baselines networks are aimed at these
+    aimed: tuple[int, ...] = (0, 1)  # baselines of which networks are aimed at these
+    data: str | None = None  # if not the name
     samples: int | None = None  # training samples, where not all are used
     epochs: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -88,21 +90,26 @@ class Source:
             from csada.paper.tabular import load as load_table
 
             return load_table(name, seed)[0]
-        splits = load(name, seed=seed, **self.options)
+        splits = load(self.data or name, seed=seed, **self.options)
         if self.samples is None:
             return splits
         return replace(splits, train=splits.train.take(proportional(splits.train.y.numpy(), self.samples, seed)))
 
 
-LOW = tuple(range(5))
+LOW, SIDES = tuple(range(5)), "digits below 5 and the others"
+TARGETS = (  # three of each kind and five pairs
+    *("pareto:0", "pareto:1", "pareto:2", "pmi:0", "pmi:1", "pmi:2", "block:10:both", "block:10:out", "block:10:in"),
+    *("pairs:0", "pairs:1", "pairs:2", "pairs:3", "pairs:4"),
+)
 SOURCES = {
-    "cifar10": Source("CIFAR-10", "resnet34", group=(0, 1, 8, 9), sides="vehicles and animals"),
-    "mnist": Source(
-        "MNIST", "cnn", group=LOW, sides="digits below 5 and the others", samples=2000, epochs=15, targets=()
+    "cifar10": Source(
+        "CIFAR-10", "resnet34", 3, group=(0, 1, 8, 9), sides="vehicles and animals", targets=TARGETS, aimed=(2,)
     ),
-    "digits": Source("digits", "cnn", 3, True, group=LOW, sides="digits below 5 and the others"),
-    "breast_cancer": Source("breast cancer", "mlp", 10, True, True, targets=("pareto:0",), aimed=10),
-    "wine": Source("wine", "mlp", 10, True, True, targets=("pareto:0",), aimed=10),
+    "mnist": Source("MNIST", "cnn", group=LOW, sides=SIDES, samples=2000, epochs=15, targets=()),
+    "mnist_all": Source("MNIST, all images", "cnn", group=LOW, sides=SIDES, data="mnist", epochs=15, targets=()),
+    "digits": Source("digits", "cnn", 3, True, group=LOW, sides=SIDES),
+    "breast_cancer": Source("breast cancer", "mlp", 10, True, True, targets=("pareto:0",), aimed=tuple(range(10))),
+    "wine": Source("wine", "mlp", 10, True, True, targets=("pareto:0",), aimed=tuple(range(10))),
     "pills": Source("drawn pill bottles", "resnet9", targets=("pareto:0",)),
 }
 
@@ -207,7 +214,7 @@ def planned(name: str, baselines: int | None = None) -> list[str]:
         for each in (
             *MEMBERS,
             STUDENT,
-            *(aimed if seed < max(source.aimed, baselines or 0) else ()),
+            *(aimed if seed in source.aimed else ()),
             *([OUT_OF_FOLD] if source.folds else []),
         )
     ]
@@ -272,7 +279,8 @@ def extend(
     stages: list[list[list[Task]]] = []  # by seed: what comes first, what needs it, and what needs all of that
     for seed in sorted({int(each.split("/")[0]) for each in left}):
         if library is not None and f"{seed}/{GIVEN}" in library.about.networks and not place(seed).exists():
-            raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=place(seed), more=len(library.seeds) + 2))
+            log.warning(ELSEWHERE.format(seed=seed, name=name, kept=place(seed), more=len(library.seeds) + 2))
+            continue
         todo = [each.split("/", 1)[1] for each in left if each.startswith(f"{seed}/")]
         last = [each for each in todo if each == STUDENT]
         rest = [each for each in todo if each not in (GIVEN, STUDENT)]
@@ -376,10 +384,14 @@ def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str
     """How the network of that name is trained, and the problem that it is aimed at."""
     what, _, target = each.partition("@")
     k, kind, seed = len(splits.classes), kind_of(source.model, splits.shape), {"seed": 10}
-    costs = problems.costs(target, k, source.group) if target else CostMatrix.uniform(k)
+    costs = CostMatrix.uniform(k)
+    if target:
+        scores, _ = _scores(classifier.network, splits, ("identity",), ("validation",))  # rounded, as they are judged
+        truth, found = splits.validation.y.numpy(), scores["validation/identity"].argmax(1)
+        target, costs = problems.problem(target, confusion_counts(truth, found, k), source.group)
     if what in CANDIDATES:
-        found = {each.name.replace("fresh", "restart"): each for each in candidates(classifier, splits, costs)}
-        return found[CANDIDATES[what]], target
+        by_name = {each.name.replace("fresh", "restart"): each for each in candidates(classifier, splits, costs)}
+        return by_name[CANDIDATES[what]], target
     if what == STUDENT:
         return Candidate(each, "distillation", seed | train_options(classifier, splits, kind, "given"), costs), target
     return Candidate(each, what, seed | few_samples(options_for(what, kind), len(splits.train)), costs), target
@@ -407,9 +419,11 @@ def _folds(classifier: Classifier, splits: Splits, seed: int, kept: Path) -> tup
     return Network(OUT_OF_FOLD, settings, len(lines), taken, round(median(seconds), 4), loss, accuracy), arrays
 
 
-def _scores(model: nn.Module, splits: Splits, views: tuple[str, ...]) -> tuple[dict[str, Array], dict[str, float]]:
+def _scores(
+    model: nn.Module, splits: Splits, views: tuple[str, ...], parts: tuple[str, ...] = HELD_OUT
+) -> tuple[dict[str, Array], dict[str, float]]:
     scores, accuracy = {}, {}
-    for part in HELD_OUT:
+    for part in parts:
         own = splits.parts[part]
         for view in views:
             seen = replace(own, x=VIEWS[view](own.x)) if view != "identity" else own  # type: ignore[index]

@@ -36,6 +36,16 @@ def problems(confusion: Counts, group: Sequence[int] | None = None) -> dict[str,
     return {kind: _distinct(own) for kind, own in found.items() if own}
 
 
+def problem(target: str, confusion: Counts, group: Sequence[int] | None = None) -> tuple[str, CostMatrix]:
+    """Its name and costs; `pairs:I` is the I-th of the single pairs, which are known when the given model is."""
+    kind, *rest = target.split(":")
+    if kind not in ("pmi", "pairs"):
+        return target, costs(target, len(confusion), group)
+    own = problems(confusion, group)[kind]
+    name = list(own)[int(rest[0])] if kind == "pairs" else target
+    return name, own[name]
+
+
 def costs(name: str, classes: int, group: Sequence[int] | None = None) -> CostMatrix:
     """A problem that does not depend on a model: pareto:SEED or block:RATIO:DIRECTION."""
     kind, *rest = name.split(":")

@@ -138,10 +138,11 @@ def write_data(work: Path) -> None:
             file.write(f"s{i},{f'c{label}' if i % 10 == 0 else ''}," + ",".join(f"{p:.6f}" for p in row) + "\n")
     for name, classes, each in (("images", CLASSES, IMAGES // CLASSES), ("classes", MANY, 5)):
         for k in range(classes):
-            (folder := work / name / f"c{k:04}").mkdir(parents=True)
             colour = draw.integers(40, 215, 3)
             pixels = np.clip(colour + draw.normal(0, 30, (each, 16, 16, 3)), 0, 255).astype(np.uint8)
             for i in range(each):
+                part = "" if name == "images" else ("train", "train", "train", "valid", "test")[i]  # none without a class
+                (folder := work / name / part / f"c{k:04}").mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels[i]).save(folder / f"{i}.png", compress_level=1)
     (work / "limits.toml").write_text('recall = [{ class = "c0000", at_least = 0.01 }]\n')
     (work / "complete").touch()

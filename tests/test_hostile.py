@@ -68,11 +68,12 @@ def test_names_that_are_no_text_are_refused_or_shown_in_part(photos, tmp_path):
         assert "has a name that is no plain text in UTF-8; rename it" in refused(*command, os.fsdecode(odd))
 
 
-def test_a_small_image_is_not_decoded_as_a_large_one(photos, monkeypatch):
-    """20,000 images of 16 pixels took 6.2 GB."""
+def test_a_small_image_is_not_decoded_as_a_large_one(photos, tmp_path, monkeypatch):
+    """20,000 images of 16 pixels took 6.2 GB to show, and minutes to save."""
     sizes = []
     monkeypatch.setattr(folder, "decode_files", lambda *given: sizes.append(given[2]) or cache.decode_files(*given))
     assert inside("data", "show", photos).returncode == 0 and sizes == [16]
+    assert inside("data", "save", photos, tmp_path / "saved").returncode == 0 and sizes == [16, 16]
 
 
 # -- bounds

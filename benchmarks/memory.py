@@ -141,7 +141,9 @@ def write_data(work: Path) -> None:
             colour = draw.integers(40, 215, 3)
             pixels = np.clip(colour + draw.normal(0, 30, (each, 16, 16, 3)), 0, 255).astype(np.uint8)
             for i in range(each):
-                part = "" if name == "images" else ("train", "train", "train", "valid", "test")[i]  # none without a class
+                part = (
+                    "" if name == "images" else ("train", "train", "train", "valid", "test")[i]
+                )  # none without a class
                 (folder := work / name / part / f"c{k:04}").mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels[i]).save(folder / f"{i}.png", compress_level=1)
     (work / "limits.toml").write_text('recall = [{ class = "c0000", at_least = 0.01 }]\n')

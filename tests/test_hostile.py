@@ -76,6 +76,15 @@ def test_a_small_image_is_not_decoded_as_a_large_one(photos, tmp_path, monkeypat
     assert inside("data", "save", photos, tmp_path / "saved").returncode == 0 and sizes == [16, 16]
 
 
+def test_a_figure_of_many_classes_shows_some(tmp_path, own_folders):
+    """One of 1,000 took minutes and a gigabyte, and was then too large to be drawn."""
+    write_folder(tmp_path / "many", {f"c{i:03}": 6 for i in range(70)}, size=(8, 8))
+    done = inside("data", "show", tmp_path / "many", "--figure", tmp_path / "f.png", "--json")
+    assert done.returncode == 0 and "the figure shows the first 60 of 70 classes" in done.stderr, done.stderr
+    with Image.open(tmp_path / "f.png") as picture:
+        assert picture.height < 5000
+
+
 # -- bounds
 
 

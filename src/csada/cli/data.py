@@ -15,6 +15,8 @@ from csada.files import replaceable
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: show what they hold, download public ones.")
 cli.app.add_typer(data_app, name="data")
 
+PICTURED = 60  # classes, at most, in a figure
+
 
 @data_app.command("show")
 def data_show(
@@ -56,9 +58,12 @@ def data_show(
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")
-        first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(splits.classes))]
+        shown = splits.classes[:PICTURED]
+        first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(shown))]
         pictures = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
-        files = save(examples_figure(pictures, splits.classes, columns=5), figure, formats)
+        files = save(examples_figure(pictures, shown, columns=5), figure, formats)
+        if len(shown) < len(splits.classes):
+            cli.note(f"the figure shows the first {len(shown)} of {len(splits.classes):,} classes")
         cli.show_files([] if as_json else files)
 
 

@@ -11,7 +11,7 @@ ifeq ($(CSADA_DATA),)
 unexport CSADA_DATA
 endif
 
-.PHONY: demo test fuzz deaths test-gpu lint check bench docs clean
+.PHONY: demo test fuzz deaths test-gpu lint audit check bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/csada demo
@@ -34,11 +34,15 @@ deaths: $(VENV)/installed-test
 test-gpu:
 	PYTHONPATH=src CSADA_GPU_RECORD=results/gpu-tests.json $(PYTHON) -m pytest tests/gpu
 
-lint: $(VENV)/installed-dev
+lint: $(VENV)/installed-dev audit
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# constraints.txt: all that is installed is pinned there, and nothing in it has a known vulnerability
+audit: $(VENV)/installed-dev
+	$(BIN)/python tests/audit.py
 
 check: lint test
 

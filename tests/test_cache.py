@@ -215,14 +215,17 @@ c.decode_files(pathlib.Path(sys.argv[1]), sys.argv[2:], 16, stop)
 """
 
 
+def with_source():
+    """The environment of a process that runs this csada."""
+    source = Path(__file__).parents[1] / "src"
+    return os.environ | {"PYTHONPATH": os.pathsep.join((str(source), os.environ["PYTHONPATH"]))}
+
+
 @pytest.mark.parametrize("damage", ["none", "half a piece", "half a line", "lost pixels", "nonsense"])
 def test_a_build_that_was_killed_goes_on_where_it_was(photos, cache, monkeypatch, damage):
     root, names = photos
     (root / names[2]).write_bytes(b"no picture")
-    source = Path(__file__).parents[1] / "src"
-    killed = subprocess.run(
-        [sys.executable, "-c", BUILD, str(root), *names], env={**os.environ, "PYTHONPATH": str(source)}
-    )
+    killed = subprocess.run([sys.executable, "-c", BUILD, str(root), *names], env=with_source())
     assert killed.returncode == -9
     (half,), (pieces,) = cache.glob("*.half"), cache.glob("*.pieces")
     known = {"none": 8, "half a piece": 8, "half a line": 8, "lost pixels": 4, "nonsense": 0}[damage]
@@ -303,12 +306,10 @@ def test_two_processes_may_build_at_once(photos, cache):
     """The other process starts and ends while this one is half way."""
     root, names = photos
     script = "import sys, pathlib, csada.data.cache as c; c.decode_files(pathlib.Path(sys.argv[1]), sys.argv[2:], 16)"
-    source = Path(__file__).parents[1] / "src"
     entries = []
 
     def run_another(done, total):
-        environment = {**os.environ, "PYTHONPATH": str(source)}
-        subprocess.run([sys.executable, "-c", script, str(root), *names], check=True, env=environment)
+        subprocess.run([sys.executable, "-c", script, str(root), *names], check=True, env=with_source())
         entries.extend(cache.glob("*.npy"))
 
     decoded = decode_files(root, names, 16, run_another)

@@ -1,4 +1,4 @@
-"""A fixed sample of `make deaths`: kills of the quick commands, and two commands on a full disk and in closed folders."""
+"""A fixed sample of `make deaths`: kills of the quick commands, and four commands on a full disk and in closed folders."""
 
 import os
 import subprocess
@@ -14,10 +14,11 @@ pytest.importorskip("pyarrow")
 SAMPLES = (
     ("--kills", "18", "--commands", "train", "fit/method", "compare", "check", "predict/log", "decide"),
     ("--kills", "2", "--others", "--commands", "fit/priors", "data save"),
+    ("--kills", "0", "--others", "--commands", "compare", "tune"),
 )
 
 
-@pytest.mark.parametrize("words", SAMPLES, ids=("kills", "others"))
+@pytest.mark.parametrize("words", SAMPLES, ids=("kills", "others", "long ones"))
 def test_a_killed_command_leaves_whole_files_and_its_second_start_the_same_ones(words):
     script = Path(__file__).parent / "deaths" / "run.py"
     done = subprocess.run(

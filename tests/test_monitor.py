@@ -342,6 +342,14 @@ def test_a_recalibration_is_offered_and_written_only_where_asked_and_to_a_new_fo
     assert "is there already" in refused("monitor", folder, log, "--labels", late, "--recalibrate", tmp_path / "new")
 
 
+def test_a_line_without_an_end_is_no_log(tmp_path):
+    """A file of zeros was read to its end, however long that took."""
+    with (tmp_path / "log").open("wb") as file:
+        file.truncate(2**33)
+    with pytest.raises(csada.InputError, match=r"log has a line of more than 1,048,576 letters"):
+        list(Reading(tmp_path / "log", "m", ["a", "b"]).batches())
+
+
 def test_a_log_that_is_odd_is_told_line_by_line(folder, classifier, log):
     def spoil(i, values):
         if i < 5:

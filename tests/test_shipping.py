@@ -571,10 +571,20 @@ def out_of_reach(graph):
     graph.node.append(helper.make_node("Gather", ["first", "far"], ["class"]))
 
 
+def text_for_numbers(graph):
+    helper = onnx.helper
+    (made,) = [node for node in graph.node if "class" in node.output]
+    made.output[list(made.output).index("class")] = "first"
+    graph.node.append(helper.make_node("Cast", ["first"], ["class"], to=onnx.TensorProto.STRING))
+    (said,) = [each for each in graph.output if each.name == "class"]
+    said.type.tensor_type.elem_type = onnx.TensorProto.STRING
+
+
 @needs_onnx
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (text_for_numbers, "its output class is not"),
         (never_ends, "cannot decide these samples"),
         (one_less, "cannot decide these samples"),
         (beyond, "decides for class"),

@@ -141,6 +141,8 @@ class Reading:
                 encoding="utf-8", errors="replace"
             ) as file:  # a name that is no UTF-8 is unknown
                 while line := file.readline(LONGEST):
+                    if len(line) == LONGEST and not line.endswith("\n"):
+                        raise InputError(f"{self.path} has a line of more than {LONGEST:,} letters; is it a log?")
                     if line.isspace():
                         continue
                     self.lines += 1

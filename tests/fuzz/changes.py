@@ -9,9 +9,10 @@ import json
 import os
 import re
 import struct
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -445,6 +446,31 @@ def packed_of(path: Path, rng: Random) -> str:
         data, told = data + b"\0" * 2**26, "bomb"
     path.write_bytes(gzip.compress(data, 1))
     return told
+
+
+def tar_of(path: Path, rng: Random) -> str:
+    """A field of a header, with the right checksum."""
+    with tarfile.open(path) as tar:
+        at = rng.choice([each.offset for each in tar])
+    data = bytearray(path.read_bytes())
+    texts = [text.encode(errors="surrogatepass") for text in (*TEXTS, "cat/1.png", "1.cls", "train/", "a" * 200)]
+    sizes = (b"00000000000", b"00000000001", b"77777777777", b"-1", b"x", b"\x80" + rng.randbytes(11), b"\xff" * 12)
+    fields: dict[str, tuple[int, int, Sequence[bytes]]] = {
+        "name": (0, 100, texts),
+        "size": (124, 12, sizes),
+        "type": (156, 1, [bytes([kind]) for kind in b"01234567gxLKSDVN\0"]),
+        "link": (157, 100, texts),
+        "version": (257, 8, (b"ustar\00000", b"ustar  \0", b"", b"zzzzz")),
+        "prefix": (345, 155, texts),
+    }
+    name = rng.choice(sorted(fields))
+    begin, length, values = fields[name]
+    value = rng.choice(values)[:length].ljust(length, b"\0")
+    data[at + begin : at + begin + length] = value
+    data[at + 148 : at + 156] = b" " * 8
+    data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    path.write_bytes(data)
+    return f"{name} {value[:20]!r}"
 
 
 def onnx_of(path: Path, rng: Random) -> str:

@@ -96,6 +96,13 @@ def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> No
     (root / "late.csv").write_text("id,label\n" + "".join(f"s{i},{('low', 'mid', 'high')[i % 3]}\n" for i in range(90)))
     with tarfile.open(root / "shard.tar", "w") as tar:
         tar.add(root / "photos", "")
+    with tarfile.open(root / "keyed.tar", "w") as tar:
+        for place in sorted((root / "photos").glob("*/*.png")):
+            label = place.parent.name
+            tar.add(place, f"{label}{place.name}")
+            info = tarfile.TarInfo(f"{label}{place.stem}.cls")
+            info.size = len(label)
+            tar.addfile(info, io.BytesIO(label.encode()))
     _models(root)
     shutil.copytree(root / "model", root / "checked")
     for command in (

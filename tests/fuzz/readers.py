@@ -26,6 +26,7 @@ from changes import (
     packed_of,
     parquet_of,
     png_of,
+    tar_of,
     tensors_of,
     toml_of,
     zip_of,
@@ -271,8 +272,10 @@ READERS: dict[str, Reader] = {
         "log.jsonl",
         (
             "monitor rule log.jsonl --out OUT/m.html",
-            "monitor rule log.jsonl --labels late.csv --every 30 --json",
+            "monitor rule log.jsonl --labels late.csv --every 60 --json",
+            "monitor rule log.jsonl --labels late.csv --recalibrate OUT/m --suggest-priors OUT/p.csv",
             "decide scores.csv --rule rule --out OUT/d.csv --log log.jsonl",
+            "predict model new.csv --out OUT/d.csv --log log.jsonl",
         ),
         any_of(lines_of),
     ),
@@ -285,6 +288,17 @@ READERS: dict[str, Reader] = {
             "train shard.tar --model cnn --size 12 --epochs 1 --out OUT/m",
             "predict seeing shard.tar",
         ),
+        any_of(tar_of),
+    ),
+    "shard of keys": Reader(
+        "keyed.tar",
+        (
+            "data show keyed.tar",
+            "data show keyed.tar --skip-bad",
+            "evaluate seeing keyed.tar",
+            "predict seeing keyed.tar",
+        ),
+        any_of(tar_of),
     ),
     "CHANGES.md": Reader(
         "version/CHANGES.md", ("fit version table.csv --costs costs.csv --priors priors.csv --out OUT/m",)

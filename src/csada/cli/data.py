@@ -15,6 +15,8 @@ from csada.files import replaceable
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: show what they hold, download public ones.")
 cli.app.add_typer(data_app, name="data")
 
+PICTURED = 60  # classes, at most, in a figure
+
 
 @data_app.command("show")
 def data_show(
@@ -35,19 +37,14 @@ def data_show(
     """
     import numpy as np
 
-    from csada.data import find, folder, shards
     from csada.report.examples import examples_figure
     from csada.report.style import save
-    from csada.workflow.project import images
 
     formats: tuple[str, ...] = ()
     if figure is not None:
         formats = (figure.suffix[1:] or "png",)
         replaceable(figure.with_suffix(f".{formats[0]}"), "figure", force=force)
-    is_folder, size = find(data, data_dir)[0] in (folder.__name__, shards.__name__), None
-    if is_folder:  # as small as they are: nothing here needs more
-        size = min(images(data, data_dir)[0] or 224, 224)
-    splits = cli.Reading(scale, size, data_dir, skip_bad, label=label, ignore=ignore).load(data)
+    splits = cli.Reading(scale, _small(data, data_dir), data_dir, skip_bad, label=label, ignore=ignore).load(data)
     names = ("train", "validation", "test")
     parts = [getattr(splits, name) for name in names]
     counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]
@@ -61,10 +58,22 @@ def data_show(
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")
-        first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(splits.classes))]
+        shown = splits.classes[:PICTURED]
+        first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(shown))]
         pictures = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
-        files = save(examples_figure(pictures, splits.classes, columns=5), figure, formats)
+        files = save(examples_figure(pictures, shown, columns=5), figure, formats)
+        if len(shown) < len(splits.classes):
+            cli.note(f"the figure shows the first {len(shown)} of {len(splits.classes):,} classes")
         cli.show_files([] if as_json else files)
+
+
+def _small(data: str, data_dir: Path | None) -> int | None:
+    """Images of one's own as small as they are: nothing here needs more pixels."""
+    from csada.data import find, folder, shards
+    from csada.workflow.project import images
+
+    is_folder = find(data, data_dir)[0] in (folder.__name__, shards.__name__)
+    return min(images(data, data_dir)[0] or 224, 224) if is_folder else None
 
 
 @data_app.command("fetch")
@@ -102,7 +111,8 @@ def data_save(
     if out.exists():
         raise InputError(f"{out} is there already; remove it, or choose another folder")  # before minutes of drawing
     chosen = None if classes is None else [name.strip() for name in classes.split(",")]
-    own = {name: value for name, value in (("size", size), ("classes", chosen)) if value is not None}
+    given = (("size", size or _small(data, data_dir)), ("classes", chosen))
+    own = {name: value for name, value in given if value is not None}
     with cli.progress("drawing") as update:
         splits = load(data, data_dir, scale, seed, on_progress=update, **own)
     with cli.progress("writing") as update:

@@ -64,7 +64,9 @@ def predict(
         bool, Option("--all", help="Also probability, expected cost and criterion of each class.")
     ] = False,
     log: Annotated[Path | None, Option(help="Append each decision to this file, for csada monitor.")] = None,
-    batch_size: Annotated[int, Option(min=1, help="Samples decided at once.")] = 64,
+    batch_size: Annotated[
+        int | None, Option(min=1, help="Samples decided at once; by default 64 images or 4,096 rows.")
+    ] = None,
     force: cli.Force = False,
     trust: cli.Trust = False,
     device: Annotated[str | None, Option(metavar="cpu|cuda", help="By default a GPU if there is one.")] = None,
@@ -81,10 +83,11 @@ def predict(
         raise InputError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     if out is not None:
         replaceable(out, "table of decisions", force=force)
-    from csada.workflow.predict import files, open_log, open_model
+    from csada.workflow.predict import default_batch, files, open_log, open_model
     from csada.workflow.predict import predict as rows_of
 
     opened = open_model(model, device, trust=trust)
+    batch_size = batch_size or default_batch(opened)
     unknown: Counter[str] = Counter()
     logged = None if log is None else open_log(log, opened)
     rows = rows_of(opened, inputs, batch_size, every, unknown, logged)

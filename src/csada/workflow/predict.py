@@ -32,6 +32,7 @@ from csada.sample import Sample
 from csada.shipping.onnx_file import Decide, open_onnx
 
 DEVICES = ("cpu", "cuda")
+IMAGES, ROWS = 64, 4096  # decided at once
 
 Array = NDArray[Any]
 Prediction = dict[str, Any]
@@ -90,7 +91,7 @@ def _saved(path: Path, device: str | None, trust: bool) -> Model:
 def predict(
     model: Model,
     inputs: Sequence[str | os.PathLike[str]],
-    batch_size: int = 64,
+    batch_size: int | None = None,
     every: bool = False,
     unknown: Counter[str] | None = None,
     log: Log | None = None,
@@ -109,7 +110,12 @@ def predict(
                 f"{path} does not exist; give {'a CSV file' if model.input.is_row else 'images or folders'}"
             )
     source = _table(paths, model.input) if model.input.is_row else _images(paths, model.input)
-    return _predict(model, source, batch_size, every, Counter() if unknown is None else unknown, log)
+    size = batch_size or default_batch(model)
+    return _predict(model, source, size, every, Counter() if unknown is None else unknown, log)
+
+
+def default_batch(model: Model) -> int:
+    return ROWS if model.input.is_row else IMAGES
 
 
 def open_log(path: Path, model: Model) -> Log:
@@ -122,9 +128,10 @@ def _predict(
     model: Model, source: Source, batch_size: int, every: bool, unknown: Counter[str], log: Log | None
 ) -> Iterator[Prediction]:
     name, *fields = model.columns(every)[:-1]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        side_by_side = map if model.input.is_row else pool.map  # Pillow decodes outside the interpreter's lock
         while chunk := list(islice(source, batch_size)):
-            samples = list(pool.map(_read, (read for _, read in chunk)))
+            samples = list(side_by_side(_read, (read for _, read in chunk)))
             good = [x for x in samples if not isinstance(x, str)]
             found = model.decide(*_arrays([x for x, _ in good], model.input, unknown)) if good else ()
             if log is not None and good:

@@ -16,6 +16,8 @@ BOUNDS = {
     "text": 2**26,  # bytes of a file of JSON, TOML or costs
     "table": 2**30,  # bytes of a CSV file that is read whole
     "line": 2**24,  # letters of one line of it
+    "cells": 2**28,  # of a Parquet file: rows times columns
+    "group": 2**29,  # bytes of a column in a row group of one, unpacked
     "columns": 20_000,
     "classes": 5_000,
     "shards": 100_000,  # tar files of one data set

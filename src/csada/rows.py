@@ -1,4 +1,7 @@
-"""From a CSV file to rows of text and numbers: the same functions for training and for use. Needs no PyTorch."""
+"""From a CSV or Parquet file to rows of text and numbers: the same functions for training and for use. Needs no PyTorch.
+
+A Parquet file is read as the CSV file that pandas would write of it: the same lines, words, numbers and missing cells.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from csada import parquet
 from csada.bounds import check, most
 from csada.errors import InputError
 from csada.files import regular
@@ -27,7 +32,10 @@ AMBIGUOUS = re.compile(r"[+-]?[1-9]\d{0,2}([.,])\d{3}")  # thousands in some cou
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not empty, header first, with the number of their line."""
+    """The rows that are not empty, header first, with the number of their line; of a Parquet file, few at a time."""
+    if parquet.is_parquet(path):
+        yield from _parquet_rows(path)
+        return
     widest = most("columns")
     with _opened(path) as (file, separator):
         reader = csv.reader(_lines(file, path), delimiter=separator, strict=True)
@@ -38,8 +46,21 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, [cell.strip() for cell in row]
 
 
+def _parquet_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    table = parquet.opened(path)
+    # an index of pandas comes first and has no name, as in a CSV file
+    order = sorted(range(len(table.names)), key=lambda place: not parquet.INDEX.fullmatch(table.names[place]))
+    yield 1, [parquet.INDEX.sub("", table.names[place]).strip() for place in order]
+    line = count(2)
+    for batch in table.batches():
+        columns = [table.texts(batch.column(place)) for place in order]
+        yield from ((next(line), list(row)) for row in zip(*columns, strict=True))
+
+
 def decimal_sign(path: Path) -> str:
     """A point where commas separate the cells; else what the numbers show: a point, a comma, both or neither."""
+    if parquet.is_parquet(path):
+        return "."
     with _opened(path) as (_, separator):
         if separator == ",":
             return "."
@@ -97,8 +118,21 @@ def number(line: int, column: str, text: str, decimal: str = ".") -> float:
     except ValueError:
         value = np.inf
     if not abs(value) <= LARGEST:
-        raise InputError(f"line {line}, column {column!r}: {text!r} is not a finite number")
+        raise InputError(f"line {line}, column {column!r}: {text[:80]!r} is not a finite number")
     return value
+
+
+def numbers_or_nan(texts: Sequence[str], decimal: str = ".") -> NDArray[np.float64] | None:
+    """Many at once, as `number_or_nan` reads each; None where that refuses one, or decimals are not points."""
+    missing = [text in MISSING for text in texts]
+    if decimal != ".":
+        return None
+    try:
+        found = np.array(["nan" if none else text for none, text in zip(missing, texts, strict=True)], np.float64)
+    except ValueError:
+        return None
+    plain = np.array_equal(~(np.abs(found) <= LARGEST), missing) and not any("_" in text for text in texts)
+    return found if plain else None
 
 
 def number_or_nan(line: int, column: str, text: str, decimal: str = ".") -> float:

@@ -67,6 +67,8 @@ MATRIX = "truth \\ predicted,low,mid,high\nlow,0,1,10\nmid,1,0,1\nhigh,2,1,0\n"
 
 def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> None:
     """One folder of everything; each case works on a copy. run: starts csada with some words in a folder."""
+    from pyarrow import csv, parquet
+
     root.mkdir(parents=True)
     draw = np.random.default_rng(0)
     texts = {"csada.toml": TOML, "limits.toml": LIMITS, "costs.csv": COSTS, "referred.csv": REFERRED}
@@ -80,6 +82,7 @@ def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> No
         word = ("left", "right", "", "both")[i % 4]
         lines.append(f"{draw.normal(5 * k):.3f},{draw.normal():.2f},{word},{('low', 'mid', 'high')[k]}")
     (root / "table.csv").write_text("\n".join(lines) + "\n")
+    parquet.write_table(csv.read_csv(root / "table.csv"), root / "table.parquet")
     (root / "new.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines[:8]) + "\n")
     for k, label in enumerate(("cat", "dog")):
         (root / "photos" / label).mkdir(parents=True)

@@ -171,6 +171,14 @@ READERS: dict[str, Reader] = {
         (*TABLE, "data show table.csv --label risk --ignore age", "init table.csv --out OUT/p"),
         any_of(csv_of),
     ),
+    "table.parquet": Reader(
+        "table.parquet",
+        (
+            *(command.replace("table.csv", "table.parquet") for command in TABLE),
+            "data show table.parquet --label risk --ignore age",
+        ),
+        any_of(parquet_of),
+    ),
     "new rows": Reader("new.csv", ("predict model new.csv", "predict model.onnx new.csv"), any_of(csv_of)),
     **{
         f"image.{suffix}": Reader(

@@ -25,7 +25,9 @@ def check(
     model: cli.Model,
     data: cli.DataSet,
     criteria: Annotated[Path, Option(help="A TOML file of limits.")] = Path("limits.toml"),
-    groups: Annotated[Path | None, Option(help="A CSV file (file or row, group): judge each group, too.")] = None,
+    groups: Annotated[
+        Path | None, Option(help="A CSV or Parquet file (file or row, group): judge each group, too.")
+    ] = None,
     part: Annotated[
         str, Option(metavar="auto|test|all", help="Of the data; auto: all where they are new, else test.")
     ] = "auto",

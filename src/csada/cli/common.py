@@ -42,7 +42,7 @@ console = Console(markup=False, highlight=False)
 errors = Console(stderr=True, markup=False, highlight=False)
 
 OutDir = Annotated[Path, Option("--out", help="The folder to write to.")]
-DataSet = Annotated[str, Argument(help="A data set's name, a folder or tar files of images, or a CSV file.")]
+DataSet = Annotated[str, Argument(help="A data set's name, a folder or tar files of images, or a CSV or Parquet file.")]
 DataDir = Annotated[Path | None, Option(help="The folder of the data set's files.")]
 Scale = Annotated[float, Option(help="The fraction of the data to use.")]
 SkipBad = Annotated[bool, Option(help="Leave out images that cannot be decoded, and list them.")]

@@ -24,7 +24,7 @@ def monitor(
     log: Annotated[Path, Argument(help="The file that `csada predict --log` wrote, or your own program.")],
     every: Annotated[str, Option(metavar="day|week|N", help="A period: a day, a week, or so many decisions.")] = "1000",
     labels: Annotated[
-        Path | None, Option(help="Labels that came later: a CSV file with input or id, and label.")
+        Path | None, Option(help="Labels that came later: a CSV or Parquet file with input or id, and label.")
     ] = None,
     pair: Annotated[
         list[str] | None,

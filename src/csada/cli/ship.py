@@ -57,7 +57,7 @@ def export(
 @cli.app.command()
 def predict(
     model: Annotated[Path, Argument(help="A folder of `csada train` or `csada fit`, or an exported .onnx file.")],
-    inputs: Annotated[list[Path], Argument(help="Images, folders of images, or one CSV file of rows.")],
+    inputs: Annotated[list[Path], Argument(help="Images, folders of images, or one CSV or Parquet file of rows.")],
     form: Annotated[str, Option("--format", metavar="csv|jsonl", help="How the rows are written.")] = "csv",
     out: Annotated[Path | None, Option(help="The file to write; by default the rows are printed.")] = None,
     every: Annotated[

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from csada import parquet
 from csada.bounds import check
 from csada.costs import did_you_mean
 from csada.data.splits import PARTS, Part, Splits, as_ids, by_content, hashed, scaled
@@ -36,7 +37,7 @@ from csada.files import StrPath, regular
 from csada.rows import MISSING, decimal_sign, number, read_rows
 
 KINDS = {"p:": "p", "z:": "z", "logit:": "z"}  # how the names of columns start: probabilities or logits
-SUFFIXES = (".npz", ".parquet")
+PLACED = (".npz", parquet.SUFFIX)  # files that have rows and no lines
 SUM = 2e-3  # by which probabilities may miss 1: what half precision loses
 LEAST = float(np.finfo(np.float32).tiny)
 CHUNK = 65_536  # rows read at once
@@ -129,8 +130,8 @@ def load(path: StrPath, scale: float = 1.0, seed: int = 0) -> Splits:
 
 
 def is_scores(path: Path) -> bool:
-    """Whether a file is a table of scores: by its ending, or by the columns of a CSV file."""
-    if path.suffix.lower() in SUFFIXES:
+    """Whether a file is a table of scores: by its ending, or by its columns."""
+    if path.suffix.lower() == ".npz":
         return True
     try:
         _, header = next(read_rows(path), (0, []))
@@ -150,7 +151,7 @@ def read(path: StrPath) -> ScoreTable:
         regular(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    reader = {".npz": _npz, ".parquet": _parquet}.get(path.suffix.lower(), _csv)
+    reader = {".npz": _npz, parquet.SUFFIX: _parquet}.get(path.suffix.lower(), _csv)
     columns, chunks = reader(path)
     classes = [name.partition(":")[2] for name in columns]
     numbers = {name: k for k, name in enumerate(classes)} | {name: NONE for name in MISSING if name not in classes}
@@ -171,7 +172,7 @@ def read(path: StrPath) -> ScoreTable:
 def _check(path: Path, chunk: Chunk, columns: Sequence[str], numbers: dict[str, int], known: set[str]) -> None:
     """Refuses the first row that cannot be used, and adds the ids to those known."""
 
-    word = "row" if path.suffix.lower() in SUFFIXES else "line"
+    word = "row" if path.suffix.lower() in PLACED else "line"
 
     def refuse(i: int, why: str) -> None:
         raise InputError(f"{path}, {word} {chunk.lines[i]} (id {chunk.ids[i]!r}): {why}")
@@ -254,29 +255,21 @@ def _csv(path: Path) -> tuple[list[str], Iterator[Chunk]]:
 
 def _parquet(path: Path) -> tuple[list[str], Iterator[Chunk]]:
     """Batch by batch: a file may be larger than the memory, the scores in it not."""
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise InputError(f"{path} needs pyarrow: pip install 'csada[hub]', or save it as CSV or NPZ") from None
-    try:
-        file = parquet.ParquetFile(path)
-        columns, others = _columns(path, file.schema_arrow.names)
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no Parquet file: {str(error)[:200]}") from None
+    table = parquet.opened(path)
+    columns, others = _columns(path, table.names)
 
     def chunks() -> Iterator[Chunk]:
         done = 0
-        try:
-            for batch in file.iter_batches(CHUNK, columns=[*others, *columns]):
-                texts = [["" if v is None else str(v) for v in batch.column(name).to_pylist()] for name in others]
+        for batch in table.batches([*others, *columns]):
+            texts = [table.texts(batch.column(name)) for name in others]
+            try:
                 values = [batch.column(name).to_numpy(zero_copy_only=False) for name in columns]
-                lines = range(done + 1, done + len(texts[0]) + 1)
-                done += len(lines)
-                yield Chunk(lines, texts, np.stack(values, 1).astype(np.float64))
-        except (ArrowException, OSError, ValueError, TypeError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{path} holds something else than numbers, or is damaged: {str(error)[:200]}") from None
+                numbers = np.stack(values, 1).astype(np.float64)
+            except (ValueError, TypeError) as error:
+                raise InputError(f"{path} holds something else than numbers: {str(error)[:200]}") from None
+            lines = range(done + 1, done + len(texts[0]) + 1)
+            done += len(lines)
+            yield Chunk(lines, texts, numbers)
 
     return columns, chunks()
 

@@ -1,7 +1,9 @@
-"""Any CSV with a header: one column is the label, the others features, numbers or words, encoded by the training part.
+"""A CSV or Parquet file: one column is the label, the others features, numbers or words, encoded by the training part.
 
 Numbers are standardised. A column of words is categorical: one feature per category of the training part, 0 or 1. A missing
 number becomes the median of the training part, a missing word its most frequent category.
+
+Rows are read some at a time and kept as 8 bytes per cell. The text of a categorical column is read again, each word kept once.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,19 @@ from csada.data.augment import Normalization
 from csada.data.splits import PARTS, Part, Splits, by_content, content_ids, hashed, repeated, scaled, unrepresented
 from csada.errors import InputError
 from csada.files import StrPath
-from csada.rows import MISSING, decimal_sign, encoded, number_or_nan, read_rows, said_of_unknown, unknown
+from csada.parquet import is_parquet
+from csada.rows import (
+    MISSING,
+    decimal_sign,
+    encoded,
+    number_or_nan,
+    numbers_or_nan,
+    read_rows,
+    said_of_unknown,
+    unknown,
+)
 
+CELLS = 1 << 18  # whose text is held at a time
 MANY = 10, 200  # classes: fewer are never too many, more always
 MANY_CATEGORIES = 50  # and a tenth of the rows: more make a column look like an id
 MOST_CATEGORIES = 1000  # each is a feature
@@ -54,20 +68,23 @@ def load(
     A row's own features decide its part, so other rows, other labels or another order of the columns never move it.
     """
     path = Path(path)
-    header, rows, warnings = _read(path, label)
+    header, first, warnings = _header(path, label)
     label, features = _roles(path, header, label, [ignore] if isinstance(ignore, str) else ignore, columns)
-    at = header.index(label)
-    for line, row in rows:
-        if row[at] in MISSING:
-            raise InputError(f"{path}, line {line} has no label in column {label!r}; fill it in or remove the line")
-    names = [row[at] for _, row in rows]
+    places = {name: place for place, name in enumerate(header, start=first)}
+    cells, decimal = {name: _Column(name) for name in features}, decimal_sign(path)
+    lines, names, known = list[int](), list[str](), dict[str, str]()
+    for some, texts in _chunks(path):
+        for line, name in zip(some, texts[places[label]], strict=True):
+            if name in MISSING:
+                raise InputError(f"{path}, line {line} has no label in column {label!r}; fill it in or remove the line")
+            names.append(known.setdefault(name, name))
+        lines += some
+        for name, column in cells.items():
+            column.add(some, texts[places[name]], decimal)
     classes = _classes(path, names)
     check("classes", len(classes), f"{path} has {len(classes):,} classes in column {label!r}")
-    decimal = decimal_sign(path)
-    places = {name: place for place, name in enumerate(header)}
-    cells = {name: _column(name, places[name], rows, decimal) for name in features}
     ids = content_ids(torch.from_numpy(np.stack([cells[name].raw for name in sorted(features)], 1)))
-    if same := repeated(ids, [f"line {line}" for line, _ in rows], names):
+    if same := repeated(ids, [f"line {line}" for line in lines], names):
         warnings.append(f"{path}: the same values in two classes: {same}; keep the right ones")
     indices = by_content(ids, (60, 20, 20), seed)
     own = columns is None or normalization is None
@@ -78,70 +95,91 @@ def load(
     for name in features:
         if name not in categorical and cells[name].wrong:
             raise InputError(
-                f"{path}, {next(iter(cells[name].wrong.values()))}; correct it, or leave it empty if it is missing. "
+                f"{path}, {cells[name].wrong}; correct it, or leave it empty if it is missing. "
                 "--label NAME names the label, --ignore NAME what is no feature"
             )
     number = {name: k for k, name in enumerate(classes)}
     y = np.array([number[name] for name in names])
     if not all(map(len, indices)):
-        raise InputError(f"{path} has too few rows ({len(rows)}) to be split into train, validation and test; add some")
+        raise InputError(
+            f"{path} has too few rows ({len(names)}) to be split into train, validation and test; add some"
+        )
     labels = dict(zip(PARTS, (y[index] for index in indices), strict=True))
     for part, absent in unrepresented(labels, classes).items():
         lacks = f"{path}: {part} has no row of {absent}; add some, or take these classes out"
         if part == "train":
-            many = _too_many(label, classes, len(rows))
+            many = _too_many(label, classes, len(names))
             raise InputError(f"{path}: {many}" if many else lacks)
         warnings.append(lacks)
     columns = (*(name for name in order if name not in categorical), *categorical)
     n = len(columns) - len(categorical)
-    by_column = np.array([cells[name].values for name in columns[:n]]).reshape(n, len(rows))
+    by_column = np.array([cells[name].values for name in columns[:n]]).reshape(n, len(names))
     numbers = by_column.T.copy()  # row by row in memory, on which the last digits of the means depend
-    words = np.array([cells[name].texts for name in categorical], object).reshape(-1, len(rows)).T
+    words = _words(path, [places[name] for name in categorical], len(names))
     if own or normalization is None:
         categories, normalization = _learned(path, columns, numbers[indices[0]], words[indices[0]])
-        warnings += [f"{path}: {said}" for said in _said(cells, dict(zip(categorical, categories, strict=True)))]
+        warnings += [f"{path}: {said}" for said in _said(cells, dict(zip(categorical, categories, strict=True)), words)]
         warnings += [f"{path}: {odd}" for odd in _odd(label, classes, columns, numbers)]
     warnings += [f"{path}: {line}" for line in said_of_unknown(unknown(categorical, words, categories))]
     x = torch.from_numpy(encoded(numbers, words, categories)).float()
-    whole = Part(x, torch.from_numpy(y), normalization, content=ids, names=tuple(map(str, range(1, len(rows) + 1))))
+    whole = Part(x, torch.from_numpy(y), normalization, content=ids, names=tuple(map(str, range(1, len(names) + 1))))
     train, validation, test = (whole.take(index) for index in indices)
     told: dict[str, Any] = {"categories": tuple(map(tuple, categories)), "warnings": tuple(warnings)}
     return scaled(Splits(train, validation, test, classes, path.stem, columns=columns, **told), scale, seed)
 
 
-@dataclass(frozen=True)
 class _Column:
-    texts: list[str]
-    values: NDArray[np.float64]  # NaN where there is no number
-    wrong: dict[int, str]  # by row: why a cell that is not missing is no number
+    """The cells of a column, of which the text is not kept."""
 
-    @property
+    def __init__(self, name: str):
+        self.name, self.wrong, self.words = (
+            name,
+            "",
+            0,
+        )  # why the first is no number; how many do not even look like one
+        self._raw, self._is_word = list[NDArray[np.float64]](), list[NDArray[np.bool_]]()
+
+    def add(self, lines: Sequence[int], texts: Sequence[str], decimal: str) -> None:
+        is_word, words = np.zeros(len(texts), bool), dict[str, int]()
+        raw = numbers_or_nan(texts, decimal)
+        if raw is None:
+            raw = np.zeros(len(texts))
+            for i, (line, text) in enumerate(zip(lines, texts, strict=True)):
+                try:
+                    if text not in words:
+                        raw[i] = number_or_nan(line, self.name, text, decimal)
+                        continue
+                except InputError as error:
+                    self.wrong = self.wrong or str(error)
+                    words[text] = len(words)
+                self.words += not LIKE_NUMBER.fullmatch(text)
+                raw[i], is_word[i] = words[text], True
+        raw += 0.0  # -0 is 0
+        raw[is_word] = np.frombuffer(hashed(word.encode() for word in words), "<f8")[raw[is_word].astype(int)]
+        self._raw.append(raw)
+        self._is_word.append(is_word)
+
+    @cached_property
     def raw(self) -> NDArray[np.float64]:
         """8 bytes for each cell that depend on nothing else: its number, NaN where it is missing, or a hash of its word."""
-        raw = self.values + 0.0  # -0 is 0
-        raw[list(self.wrong)] = np.frombuffer(hashed(self.texts[i].encode() for i in self.wrong), "<f8")
-        return raw
+        return np.concatenate(self._raw)
+
+    @cached_property
+    def is_word(self) -> NDArray[np.bool_]:
+        return np.concatenate(self._is_word)
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """NaN where there is no number."""
+        return np.where(self.is_word, np.nan, self.raw)
 
     def is_words(self, train: NDArray[np.int64]) -> bool:
         """Whether it is categorical. If nearly all cells are numbers, the others count as typing mistakes."""
-        if self.wrong.keys().isdisjoint(train.tolist()):
-            return False
-        words = sum(not LIKE_NUMBER.fullmatch(self.texts[i]) for i in self.wrong)
-        return words > WORDS * (len(self.texts) - self.missing)
+        return bool(self.is_word[train].any()) and self.words > WORDS * (len(self.raw) - self.missing)
 
     @property
     def missing(self) -> int:
-        return sum(text in MISSING for text in self.texts)
-
-
-def _column(name: str, place: int, rows: list[tuple[int, list[str]]], decimal: str) -> _Column:
-    values, wrong = np.full(len(rows), np.nan), {}
-    for i, (line, row) in enumerate(rows):
-        try:
-            values[i] = number_or_nan(line, name, row[place], decimal)
-        except InputError as error:
-            wrong[i] = str(error)
-    return _Column([row[place] for _, row in rows], values, wrong)
+        return int((np.isnan(self.raw) & ~self.is_word).sum())
 
 
 def _learned(
@@ -179,14 +217,16 @@ def _learned(
     return categories, Normalization(tuple(mean.tolist()), tuple(std.tolist()), fill=tuple(fill.tolist()))
 
 
-def _said(cells: dict[str, _Column], categories: dict[str, tuple[str, ...]]) -> Iterator[str]:
+def _said(
+    cells: dict[str, _Column], categories: dict[str, tuple[str, ...]], words: NDArray[np.object_]
+) -> Iterator[str]:
     """What was found in the columns."""
     if categories:
         yield "categorical: " + ", ".join(f"{name} ({len(known)} categories)" for name, known in categories.items())
-    if missing := [f"{name} ({n} cell{'s' * (n > 1)})" for name, column in cells.items() if (n := column.missing)]:
+    if missing := [f"{name} ({n} cell{'s' * (n > 1)})" for name, each in cells.items() if (n := each.missing)]:
         yield f"missing: {', '.join(missing)}; the training part's median or most frequent category stands for them"
-    for name in categories:
-        different, rows = len(set(cells[name].texts)), len(cells[name].texts)
+    for name, column in zip(categories, words.T, strict=True):
+        different, rows = len(set(column)), len(column)
         if different > max(MANY_CATEGORIES, rows / 10):
             odd = f"column {name!r} has {different} different words in {rows} rows"
             yield f"{odd}; if they are ids or free text: --ignore {name}"
@@ -216,19 +256,17 @@ def _roles(
     return labels[-1], tuple(features)
 
 
-def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, list[str]]], list[str]]:
-    """The header, the rows with the number of their line, and what was left out."""
-    with suppress(OSError):  # who reads it says what is wrong
-        check("table", size := path.stat().st_size, f"{path} has {size:,} bytes")
-    (_, header), *rows = list(read_rows(path)) or [(0, [])]
+def _header(path: Path, label: str | None) -> tuple[list[str], int, list[str]]:
+    """The names of the columns, from which place on they stand, and what was left out."""
+    if not is_parquet(path):  # it has bounds of its own
+        with suppress(OSError):  # who reads it says what is wrong
+            check("table", size := path.stat().st_size, f"{path} has {size:,} bytes")
+    _, header = next(read_rows(path), (0, []))
     if not header:
         raise InputError(f"{path} is empty; it needs a header and rows")
-    for line, row in rows:
-        if len(row) != len(header):
-            raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
-    warnings = []
-    if header[0] in INDEX and header[0] != label:
-        header, rows = header[1:], [(line, row[1:]) for line, row in rows]
+    warnings, first = [], int(header[0] in INDEX and header[0] != label)
+    if first:
+        header = header[1:]
         warnings.append(f"{path}: the first column is an index and was left out; name it if it is a feature")
     if len(header) < 2:
         raise InputError(
@@ -238,7 +276,28 @@ def _read(path: Path, label: str | None) -> tuple[list[str], list[tuple[int, lis
         raise InputError(f"{path} has several columns named {twice[0]!r}; rename them")
     if "" in header:
         raise InputError(f"{path}: column {header.index('') + 1} has no name; name it or remove it")
-    return header, rows, warnings
+    return header, first, warnings
+
+
+def _chunks(path: Path) -> Iterator[tuple[list[int], list[tuple[str, ...]]]]:
+    """Some rows at a time: the numbers of their lines, and their cells by column."""
+    rows = read_rows(path)
+    _, header = next(rows)
+    while some := list(islice(rows, max(CELLS // len(header), 1))):
+        for line, row in some:
+            if len(row) != len(header):
+                raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
+        yield [line for line, _ in some], list(zip(*(row for _, row in some), strict=True))
+
+
+def _words(path: Path, places: Sequence[int], rows: int) -> NDArray[np.object_]:
+    """[N, columns]: the text of the categorical columns."""
+    found, known, done = np.empty((rows, len(places)), object), dict[str, str](), 0
+    for some, texts in _chunks(path) if places else ():
+        for k, place in enumerate(places):
+            found[done : done + len(some), k] = [known.setdefault(text, text) for text in texts[place]]
+        done += len(some)
+    return found
 
 
 def _odd(label: str, classes: tuple[str, ...], features: tuple[str, ...], x: NDArray[np.float64]) -> Iterator[str]:

@@ -204,11 +204,12 @@ def _cost(classifier: Classifier, scores: Scores, name: str, mask: NDArray[np.bo
 
 
 def read_groups(path: Path, splits: Splits, needed: Sequence[str], source: str = "") -> Names:
-    """Sample -> group, of a CSV file with the columns file (or row) and group; every needed sample must be in one."""
+    """Sample -> group, of a table with the columns file (or row) and group; every needed sample must be in one."""
     every = {name for part in splits.parts.values() for name in part.names or ()}
     if not every:
         raise InputError(f"{splits.name} has neither files nor rows, so --groups {path} cannot name its samples")
-    (_, header), *lines = list(read_rows(path)) or [(0, [])]
+    lines = read_rows(path)
+    _, header = next(lines, (0, []))
     columns = [name.casefold() for name in header]
     first = next((name for name in ("file", "row") if name in columns), None)
     if first is None or "group" not in columns:

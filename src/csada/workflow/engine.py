@@ -11,6 +11,7 @@ import logging
 import math
 import multiprocessing
 import os
+import pickle
 import socket
 import time
 from collections import Counter, deque
@@ -161,10 +162,11 @@ def reason(error: Exception) -> str:
     return str(error) if isinstance(error, InputError | RunError) else f"{type(error).__name__}: {error}"
 
 
-def do(call: Callable[[Tell], Any], file: Path, deadline: float, on_ray: bool = False) -> Any:
+def do(pickled: bytes, file: Path, deadline: float, on_ray: bool = False) -> Any:
     """The run in a process of its own; an error goes back as one that can be pickled, and without what it holds."""
     if time.time() > deadline:
         raise Later
+    call = pickle.loads(pickled)  # noqa: S301 - we wrote it
     try:
         return call(partial(told, file))
     except Later:
@@ -173,6 +175,11 @@ def do(call: Callable[[Tell], Any], file: Path, deadline: float, on_ray: bool = 
         kind = next((kind for kind in (Diverged, InputError) if isinstance(error, kind)), RunError)
         where = f" (on node {socket.gethostname()})" if on_ray else ""
         raise kind(f"{reason(error)}{where}".replace("\n", " ")) from None
+
+
+def do_here(*given: Any) -> bytes:
+    """Pickled by us: PyTorch would send tensors as shared memory, of which there may be little."""
+    return pickle.dumps(do(*given))
 
 
 def told(file: Path, epoch: int, every: int) -> None:
@@ -190,12 +197,12 @@ def started(
     """(how a task is submitted, how many at once)."""
     if engine.name == "ray" or engine.name.startswith("ray://"):
         with ray_cluster(engine) as remote:
-            yield lambda task: remote(task.call, task.file, deadline, True), math.inf
+            yield lambda task: remote(pickle.dumps(task.call), task.file, deadline, True), math.inf
     elif engine.name != "local":
         raise InputError(f"unknown engine {engine.name!r}; known: local, ray, ray://HOST")
     elif engine.workers > 1:
         with processes(engine.workers) as submit:
-            yield lambda task: submit(task.call, task.file, deadline), engine.workers
+            yield lambda task: submit(pickle.dumps(task.call), task.file, deadline), engine.workers
     else:
 
         def here(task: Task) -> Future[Any]:
@@ -225,7 +232,7 @@ def processes(workers: int) -> Iterator[Callable[..., Future[Any]]]:
     def inside(*given: Any) -> Any:
         pool = free.get()
         try:
-            return pool.submit(do, *given).result()
+            return pickle.loads(pool.submit(do_here, *given).result())  # noqa: S301 - we wrote it
         except BrokenProcessPool:
             pool = new()
             raise

@@ -161,7 +161,8 @@ def test_folds_that_are_done_side_by_side_are_those_of_one_after_the_other(wine,
     apart = csada.auto(given, splits, costs, engine=Engine(workers=2), **more)
     here = csada.auto(given, splits, costs)
     assert all(np.array_equal(apart.evidence.arrays[name], each) for name, each in here.evidence.arrays.items())
-    assert any(len(rows) == 2 and all(name.startswith("fold") for name in rows) for _, _, rows in seen)
+    totals = list(dict.fromkeys(total for _, total, _ in seen))
+    assert len(totals) == 2 and totals[1] == 5 * (10 + totals[0])  # the candidates; in each fold the given network, too
     assert not list(tmp_path.rglob("*.epoch"))
 
 

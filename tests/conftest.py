@@ -14,21 +14,26 @@ GUARD = str(Path(__file__).with_name("guard"))
 
 def pytest_configure(config):
     """No process of the tests, nor one that they start, reaches another machine."""
-    if GUARD not in os.environ.get(
-        "PYTHONPATH", ""
-    ):  # else a process of pytest-xdist, which has all this from its parent
+    if GUARD not in os.environ.get("PYTHONPATH", ""):  # else of pytest-xdist, which has all this from its parent
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (GUARD, os.environ.get("PYTHONPATH"))))
         os.environ["CSADA_TRIED"] = config.tried = tempfile.mkstemp()[1]
         sys.path.append(GUARD)
         runpy.run_path(f"{GUARD}/sitecustomize.py")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     if tried := getattr(session.config, "tried", None):
-        said = Path(tried).read_text()
+        session.config.said = Path(tried).read_text()
         os.unlink(tried)
-        if said:
-            raise pytest.UsageError(f"tests tried to reach other machines:\n{said}")
+        if session.config.said:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if said := getattr(config, "said", ""):
+        terminalreporter.section("tests tried to reach other machines")
+        terminalreporter.write(said)
 
 
 @pytest.fixture

@@ -45,9 +45,8 @@ class Table:
                 words = self.texts(column.dictionary)
                 return ["" if code is None else words[code] for code in column.indices.to_pylist()]
             values = column.to_pylist()
-            if types.is_float16(column.type) or types.is_float32(
-                column.type
-            ):  # 0.1, not what it is in double precision
+            if types.is_float16(column.type) or types.is_float32(column.type):
+                # 0.1, not what it is in double precision
                 numbers = [0 if value is None else value for value in values]
                 short = np.array(numbers, column.type.to_pandas_dtype()).astype(str).tolist()
                 return ["" if value is None else text for value, text in zip(values, short, strict=True)]

@@ -132,11 +132,9 @@ class _Column:
     """The cells of a column, of which the text is not kept."""
 
     def __init__(self, name: str):
-        self.name, self.wrong, self.words = (
-            name,
-            "",
-            0,
-        )  # why the first is no number; how many do not even look like one
+        self.name = name
+        self.wrong = ""  # why the first that is no number is none
+        self.words = 0  # cells that do not even look like a number
         self._raw, self._is_word = list[NDArray[np.float64]](), list[NDArray[np.bool_]]()
 
     def add(self, lines: Sequence[int], texts: Sequence[str], decimal: str) -> None:

@@ -20,7 +20,7 @@ from test_cli import inside, refused
 
 import csada
 from csada.decisions import choose
-from csada.decisions.shift import Chunk, Reference, bbse_frequencies, em_frequencies
+from csada.decisions.shift import Chunk, Reference, bbse_frequencies, em_frequencies, features
 from csada.logbook import Log, Reading
 from csada.manifest import deployed
 from csada.report.monitor import page
@@ -473,3 +473,12 @@ def test_ten_lines_without_csada_write_a_log(folder, classifier, tmp_path):
     found = monitor(folder, tmp_path / "log.jsonl", "100")
     assert found.notes == () and found.periods[0].decisions == 100
     assert entries(tmp_path / "log.jsonl")[0]["input"] == sha256(x[0].tobytes()).hexdigest()
+
+
+def test_many_classes_of_a_sample_each_have_a_limit_of_change():
+    """Nothing is known of how samples of a class differ, and no matrix of that can be inverted."""
+    k = 300
+    scores = np.random.default_rng(0).normal(size=(k, k)) + 4 * np.eye(k)
+    p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    reference = Reference(p, np.arange(k), p.argmax(1), 1.0 - np.eye(k))
+    assert 0 <= reference._moments.distance(features(p[:100])) and np.isfinite(reference.limit(100))

@@ -161,15 +161,20 @@ class Reference:
 
 
 def features(p: NDArray[np.floating]) -> Floats:
-    """[n, d]: the likeliest class and the log odds of it, by class; with MANY classes the odds of all together."""
+    """[n, d]: the likeliest class and the log odds of it, by class; of MANY classes their groups, and the odds of all."""
     p = np.asarray(p, np.float64)
     n, k = p.shape
     top, rows = p.argmax(1), np.arange(n)
     doubt = np.maximum(p.sum(1) - p[rows, top], LEAST)
     odds = np.log(np.maximum(p[rows, top], LEAST)) - np.log(doubt)
-    found = np.zeros((n, 2 * k if k < MANY else k + 1))
+    if k < MANY:
+        found = np.zeros((n, 2 * k))
+        found[rows, k + top] = odds
+    else:
+        top = top % MANY
+        found = np.zeros((n, MANY + 1))
+        found[:, MANY] = odds
     found[rows, top] = 1.0
-    found[rows, k + top if k < MANY else k] = odds
     return found
 
 
@@ -207,7 +212,7 @@ class _Moments(NamedTuple):
             noise = np.tensordot(
                 shares if len(self.covariances) == k else shares.sum(keepdims=True), self.covariances, 1
             )
-            noise += 1e-6 * np.trace(noise) / d * np.eye(d)
+            noise += (1e-6 * np.trace(noise) / d + 1e-9) * np.eye(d)  # none is known where no class has two samples
             whiten = np.linalg.cholesky(np.linalg.inv(noise)).T
             left = np.vstack([whiten @ self.means.T, np.full((1, k), 1e4)])  # the last row: frequencies sum to one
             mixture, _ = nnls(left, np.append(whiten @ mean, 1e4))

@@ -209,6 +209,21 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"epochs": 10**18}, "epochs must be at most 1,000,000"), ({"steps": 20_000}, "steps must be at most 10,000")],
+)
+def test_work_that_would_never_end_is_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        csada.fit(
+            csada.models.create("mlp", 2, features=3),
+            (torch.zeros(4, 3), torch.arange(4) % 2),
+            "csada",
+            csada.CostMatrix.uniform(2),
+            **options,
+        )
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_an_option_of_fit_that_cannot_be_is_one_line(name):
     value, message = WRONG[name]

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from csada.errors import InputError
 from csada.models.modes import borrowed_eval, check_logits, logits_of
 
+LONGEST = 10_000  # steps: more is a slip of the hand
 Bounds = tuple[float | Tensor, float | Tensor]
 Forward = Callable[[Tensor], Tensor]
 
@@ -54,6 +55,8 @@ class Ascent:
                 raise InputError(f"{name} must be a positive number, got {value}")
         if self.steps < 1:
             raise InputError(f"steps must be at least 1, got {self.steps}")
+        if self.steps > LONGEST:
+            raise InputError(f"steps must be at most {LONGEST:,}, got {self.steps:,}")
         for name, choice, known in (("norm", self.norm, PROJECTIONS), ("step", self.step, DIRECTIONS)):
             if choice not in known:
                 raise InputError(f"unknown {name} {choice!r}; known: {', '.join(known)}")

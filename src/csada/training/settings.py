@@ -15,6 +15,8 @@ from csada.errors import InputError
 from csada.methods import METHODS, Method
 from csada.reading import fields_from
 
+LONGEST = 1_000_000  # epochs: more is a slip of the hand
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -41,6 +43,8 @@ class Settings:
         for name in ("epochs", "batch_size", "devices", "num_nodes"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        if self.epochs > LONGEST:
+            raise InputError(f"epochs must be at most {LONGEST:,}, got {self.epochs:,}")
         if self.max_batch not in (None, "auto") and not (isinstance(self.max_batch, int) and self.max_batch > 0):
             raise InputError(f"max_batch must be a number of samples or 'auto', got {self.max_batch!r}")
         for name in ("lr", "weight_decay", "momentum", "seed"):

@@ -226,7 +226,8 @@ def death(command: Command, known: Undisturbed, template: Path, folder: Path, rn
                 code = forked.ended(process, SECONDS)
         if code is None:
             os.waitpid(process, 0)
-        if code != known.code:
+        late = code == -signal.SIGTERM and not list(different(command, known, folder))  # while Python itself was ending
+        if code != known.code and not late:
             break
         shrinking *= 0.8  # it had ended before
     tally.kills[number.name] += 1

@@ -24,6 +24,7 @@ def warm_up() -> None:
 
     import csada
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     torch.set_num_threads(1)
     libraries = ("onnx", "onnxruntime", "optuna", "lightning_fabric", "torchmetrics", "pyarrow.parquet", "pandas")
     for module in (*libraries, "sklearn.datasets", "matplotlib.figure", "scipy.stats", "PIL.PngImagePlugin"):

@@ -209,7 +209,7 @@ def death(command: Command, known: Undisturbed, template: Path, folder: Path, rn
     """One kill that came before the end, and a second start."""
     number, shrinking = rng.choice(SIGNALS), 1.0
     by_write = rng.random() < 0.5
-    while True:
+    for _ in range(100):
         fresh(template, folder)
         if by_write:
             place = rng.randint(1, known.writes)
@@ -230,6 +230,8 @@ def death(command: Command, known: Undisturbed, template: Path, folder: Path, rn
         if code != known.code and not late:
             break
         shrinking *= 0.8  # it had ended before
+    else:
+        raise AssertionError(f"{command.words}: {number.name} never ended it")
     tally.kills[number.name] += 1
     tally.at_a_write += by_write
     told = f"{number.name} at {moment}"

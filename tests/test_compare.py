@@ -35,7 +35,7 @@ def finished(tmp_path_factory):
     assert (
         first == "digits: images of 8 x 8 pixels, cnn; 2 baselines and 4 methods on each: 10 trainings, 48 epochs"
     )  # 2 * (8 + 2 + 10 + 2 + 2)
-    assert re.fullmatch(r"about \d+ (s|min) in all, if every epoch takes as long as the first", second)
+    assert re.fullmatch(r"about \d+ (s|min) in all, at the pace of the first epoch", second)
     return done.stdout, read_json(folder / "out" / "compare.json", Comparison), costs
 
 
@@ -102,9 +102,11 @@ def test_the_rule_is_that_of_fit_and_keeps_to_the_budget():
 SHORT = {"seeds": 2, "epochs": 2, "baseline_epochs": 3, "scale": 0.2}
 
 
-@pytest.mark.parametrize("stop", [2, 6, 8, 14])  # in a baseline, in a method, in the second seed
-def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop, tmp_path):
-    def told(done, _):
+@pytest.mark.parametrize("stop", [2, 4, 8, 14])  # in a baseline, in the second seed's, in a method, in the last one
+def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop, tmp_path, monkeypatch):
+    monkeypatch.setattr("csada.workflow.engine.POLL", 0)  # every epoch is told
+
+    def told(done, *_):
         if done == stop:
             raise KeyboardInterrupt
 
@@ -116,9 +118,9 @@ def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop
     with pytest.raises(KeyboardInterrupt):
         compare(*arguments, **SHORT, out=tmp_path, on_progress=told)
     kept = read_json(tmp_path / "compare.json", Comparison).runs
-    assert len(kept) == {2: 0, 6: 4, 8: 5, 14: 9}[stop]
+    assert len(kept) == {2: 0, 4: 2, 8: 4, 14: 9}[stop]
     found = compare(*arguments, **SHORT, out=tmp_path)
-    assert found.runs[: len(kept)] == kept  # with their seconds: they were not trained again
+    assert all(run in found.runs for run in kept)  # with their seconds: they were not trained again
     assert outcome(found) == outcome(compare(*arguments, **SHORT))
     assert read_json(tmp_path / "compare.json", Comparison).runs == found.runs
     assert [path.name for path in tmp_path.iterdir()] == ["compare.json"]

@@ -32,7 +32,7 @@ from csada.errors import Diverged, InputError, RunError
 from csada.evaluation import predict_logits
 from csada.evidence import HELD_OUT, Environment
 from csada.files import whole
-from csada.folders import OWN
+from csada.folders import OWN, locked
 from csada.metrics import confusion_counts
 from csada.models.members import Member, as_network
 from csada.models.modes import best_precision, borrowed_threads, device_of
@@ -40,7 +40,7 @@ from csada.paper import problems
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, train_candidate, train_options
-from csada.workflow.engine import Engine, Progress, Task, Tell, carry_out
+from csada.workflow.engine import Engine, Progress, Task, Tell, alone, carry_out
 from csada.workflow.folds import out_of_fold
 from csada.workflow.runs import environment
 from csada.workflow.settings import kind_of, options_for, threads_for
@@ -255,7 +255,12 @@ def extend(
     left = missing(name, library, baselines)
 
     def stored(seed: int, each: str, made: Made) -> None:
+        with locked(results, wait=True):
+            added(seed, each, made)
+
+    def added(seed: int, each: str, made: Made) -> None:
         nonlocal library
+        library = read_library(results, name)  # another command may have added to it
         if library is not None and f"{seed}/{each}" in library.about.networks:  # a baseline that others need
             known, own = (
                 arrays[f"{seed}/{each}/test/identity"].astype(float) for arrays in (library.arrays, made.arrays)
@@ -328,7 +333,7 @@ def _start(name: str, source: Source, seed: int, kept: Path) -> Classifier:
 def _made(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell) -> Made:
     """One network, from its start or from where it was left; those that it needs are read from their checkpoints."""
     splits = _splits(name, source, seed)
-    with borrowed_threads(threads_for(splits.shape)):
+    with alone(kept / each), borrowed_threads(threads_for(splits.shape)):
         return _network(name, source, seed, each, kept, tell, splits)
 
 

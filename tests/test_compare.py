@@ -11,8 +11,10 @@ import csada
 from csada.data.folder import save
 from csada.errors import InputError
 from csada.folders import locked
+from csada.models.modes import borrowed_threads
 from csada.reading import build, read_json
 from csada.workflow.compare import RULED, Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
+from csada.workflow.engine import Engine
 from csada.workflow.settings import DEFAULTS, costs_for
 
 QUICK = ("--scale", "0.3", "--epochs", "2", "--baseline-epochs", "8")
@@ -123,6 +125,24 @@ def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop
     assert all(run in found.runs for run in kept)  # with their seconds: they were not trained again
     assert outcome(found) == outcome(compare(*arguments, **SHORT))
     assert read_json(tmp_path / "compare.json", Comparison).runs == found.runs
+    assert [path.name for path in tmp_path.iterdir()] == ["compare.json"]
+
+
+def test_with_an_engine_too_a_kill_loses_no_training_that_was_done(tmp_path):
+    def told(*_):
+        if len(read_json(tmp_path / "compare.json", Comparison).runs) > 2:  # a method beside the baseline and its rule
+            raise KeyboardInterrupt
+
+    more = SHORT | {"seeds": 1, "out": tmp_path, "engine": Engine(workers=2)}
+    arguments = "digits", "pareto:0", "penalty,sosr,metacost,oversampling,pgd_training,expected_cost"
+    with pytest.raises(KeyboardInterrupt):
+        compare(*arguments, **more | {"on_progress": told})
+    kept = read_json(tmp_path / "compare.json", Comparison).runs
+    found = compare(*arguments, **more)
+    assert 2 < len(kept) < 8 == len(found.runs) and all(run in found.runs for run in kept)
+    assert [run.row for run in found.runs] == ["baseline", "baseline + rule", *found.plan.methods]
+    here = compare(*arguments, **SHORT | {"seeds": 1})
+    assert [run.confusion for run in found.runs] == [run.confusion for run in here.runs]
     assert [path.name for path in tmp_path.iterdir()] == ["compare.json"]
 
 
@@ -240,5 +260,8 @@ def test_model_size_and_length_are_those_of_train(project, expected, tmp_path, m
 
 def test_images_of_a_folder_are_brought_to_the_size_that_is_asked_for(tmp_path):
     folder = save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "pills")
-    found = compare(folder, "uniform", ["penalty"], seeds=1, model="cnn", epochs=1, baseline_epochs=1, size=16)
+    more = {"model": "cnn", "epochs": 1, "baseline_epochs": 1, "size": 16, "out": tmp_path / "out"}
+    found = compare(folder, "uniform", ["penalty"], seeds=1, **more)
     assert found.plan.shape == (3, 16, 16)
+    with borrowed_threads(2):  # on a machine with other cores it resumes
+        assert compare(folder, "uniform", ["penalty"], seeds=2, **more).runs[:3] == found.runs

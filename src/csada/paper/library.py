@@ -255,23 +255,20 @@ def extend(
     left = missing(name, library, baselines)
 
     def stored(seed: int, each: str, made: Made) -> None:
-        with locked(results, wait=True):
-            added(seed, each, made)
-
-    def added(seed: int, each: str, made: Made) -> None:
         nonlocal library
-        library = read_library(results, name)  # another command may have added to it
-        if library is not None and f"{seed}/{each}" in library.about.networks:  # a baseline that others need
+        with locked(results, wait=True):
+            library = read_library(results, name) or Library(made.about, {})  # another command may have added to it
+            if new := f"{seed}/{each}" not in library.about.networks:
+                library = _added(library, f"{seed}/{each}", made)
+                write_library(results, name, library)
+        if new and on_network is not None:
+            on_network(f"{seed}/{each}", made.network.seconds)
+        if not new and each == GIVEN:  # which others need
             known, own = (
                 arrays[f"{seed}/{each}/test/identity"].astype(float) for arrays in (library.arrays, made.arrays)
             )
             if np.abs(known - own).max() > SAME * max(np.abs(known).max(), 1):
                 raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=place(seed), more=len(library.seeds) + 2))
-            return
-        library = _added(library or Library(made.about, {}), f"{seed}/{each}", made)
-        write_library(results, name, library)
-        if on_network is not None:
-            on_network(f"{seed}/{each}", made.network.seconds)
 
     def place(seed: int) -> Path:
         return runs.resolve() / "study" / name / str(seed)

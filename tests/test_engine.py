@@ -332,7 +332,7 @@ def diverges(tell):
         (("--engine", "ray", "--per-run", "cpus=-1"), "cpus must be at least 0.01, got -1"),
         (("--engine", "ray", "--per-run", "cpus=1e-9"), "cpus must be at least 0.01, got 1e-09"),
         (("--engine", "ray", "--per-run", "gpus=1.5"), "gpus above 1 must be whole, got 1.5"),
-        (("--engine", "ray", "--per-run", "memory_gb=nan"), "memory_gb must be at least 0.01, got nan"),
+        (("--engine", "ray", "--per-run", "memory_gb=0"), "memory_gb must be at least 0.01, got 0"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, words, message):

@@ -240,7 +240,7 @@ def study(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Networks at once, at most; by default one, with Ray all that fit. Two processes judge."
+            min=1, help="Networks at once, at most; by default one, with Ray all that fit. As many judge, or two."
         ),
     ] = None,
     per_run: cli.PerRun = "",

@@ -47,11 +47,7 @@ class Later(Exception):
 
 
 class Lost(RunError):
-    """A run whose worker died."""
-
-
-class Unseen(InputError):
-    """A folder that a node does not see."""
+    """A run whose worker died, or cannot do it; another one may."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +149,7 @@ def carry_out(
                 for future in wait(running, POLL, FIRST_COMPLETED).done:
                     task, error = running.pop(future), error_of(future)
                     deaths[task.name] += isinstance(error, Lost)
-                    elsewhere = isinstance(error, Unseen) and not task.file.exists()  # another command has ended it
-                    if (
-                        elsewhere
-                        or isinstance(error, Later)
-                        or (isinstance(error, Lost) and deaths[task.name] < DEATHS)
-                    ):
+                    if isinstance(error, Later) or (isinstance(error, Lost) and deaths[task.name] < DEATHS):
                         waiting.append(task)
                         continue
                     if error is None:
@@ -213,7 +204,7 @@ def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool =
         raise Later
     node = f"node {socket.gethostname()}"
     if on_ray and not (file.parent.is_dir() and file.name in os.listdir(file.parent)):  # NFS lists anew, but keeps a no
-        raise Unseen(f"{node} does not see {file.parent}; give a folder that all nodes share")
+        raise Lost(f"{node} does not see {file.parent}; give a folder that all nodes share")
     torch.set_num_threads(threads)
     call = pickle.loads(pickled)  # noqa: S301 - we wrote it
     try:

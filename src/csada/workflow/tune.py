@@ -298,13 +298,10 @@ def by_optuna(
     ranges: Any = {name: distributions.FloatDistribution(low, high, log=True) for name, (low, high) in space.items()}
     told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
     for trial in known[len(told) :]:
-        more: dict[str, Any] = {"params": trial.parameters, "distributions": ranges}
-        if trial.validation is not None:
-            more |= {"value": trial.validation.value}
-        else:  # the later a trial was given up, the better it was
-            seen = {step.epoch: step.value for step in trial.history}
-            more |= {"state": TrialState.PRUNED, "intermediate_values": seen}
-        study.add_trial(create_trial(**more))
+        value = None if trial.validation is None else trial.validation.value
+        seen = {step.epoch: step.value for step in trial.history}  # the later a trial was given up, the better it was
+        more: Any = {"state": TrialState.PRUNED if value is None else TrialState.COMPLETE, "intermediate_values": seen}
+        study.add_trial(create_trial(value=value, params=trial.parameters, distributions=ranges, **more))
     study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
     asked = study.ask(ranges)
     study.tell(asked, state=TrialState.FAIL)  # what is tried are three digits of it

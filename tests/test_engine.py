@@ -216,9 +216,9 @@ def threads(tell):
 
 
 def test_the_cores_are_shared_by_the_workers_and_a_node_uses_what_it_was_asked_for(cluster, tmp_path):
-    for engine, expected in ((Engine(workers=2), 2), (Engine("ray"), 1)):
+    for engine, expected in ((Engine(workers=2), 3), (Engine("ray"), 1)):
         found = []
-        with borrowed_threads(4):
+        with borrowed_threads(6):
             assert not carry_out([[Task("a", threads, found.append, tmp_path / "a", 1)]], engine)
         assert found == [expected]
 

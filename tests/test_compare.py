@@ -11,8 +11,10 @@ import csada
 from csada.data.folder import save
 from csada.errors import InputError
 from csada.folders import locked
+from csada.models.modes import borrowed_threads
 from csada.reading import build, read_json
 from csada.workflow.compare import RULED, Comparison, SeedRun, Summary, compare, make_plan, method_names, summarise
+from csada.workflow.engine import Engine
 from csada.workflow.settings import DEFAULTS, costs_for
 
 QUICK = ("--scale", "0.3", "--epochs", "2", "--baseline-epochs", "8")
@@ -35,7 +37,7 @@ def finished(tmp_path_factory):
     assert (
         first == "digits: images of 8 x 8 pixels, cnn; 2 baselines and 4 methods on each: 10 trainings, 48 epochs"
     )  # 2 * (8 + 2 + 10 + 2 + 2)
-    assert re.fullmatch(r"about \d+ (s|min) in all, if every epoch takes as long as the first", second)
+    assert re.fullmatch(r"about \d+ (s|min) in all, at the pace of the first epoch", second)
     return done.stdout, read_json(folder / "out" / "compare.json", Comparison), costs
 
 
@@ -102,9 +104,11 @@ def test_the_rule_is_that_of_fit_and_keeps_to_the_budget():
 SHORT = {"seeds": 2, "epochs": 2, "baseline_epochs": 3, "scale": 0.2}
 
 
-@pytest.mark.parametrize("stop", [2, 6, 8, 14])  # in a baseline, in a method, in the second seed
-def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop, tmp_path):
-    def told(done, _):
+@pytest.mark.parametrize("stop", [2, 4, 8, 14])  # in a baseline, in the second seed's, in a method, in the last one
+def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop, tmp_path, monkeypatch):
+    monkeypatch.setattr("csada.workflow.engine.POLL", 0)  # every epoch is told
+
+    def told(done, *_):
         if done == stop:
             raise KeyboardInterrupt
 
@@ -116,11 +120,29 @@ def test_a_comparison_that_was_killed_resumes_and_equals_an_undisturbed_one(stop
     with pytest.raises(KeyboardInterrupt):
         compare(*arguments, **SHORT, out=tmp_path, on_progress=told)
     kept = read_json(tmp_path / "compare.json", Comparison).runs
-    assert len(kept) == {2: 0, 6: 4, 8: 5, 14: 9}[stop]
+    assert len(kept) == {2: 0, 4: 2, 8: 4, 14: 9}[stop]
     found = compare(*arguments, **SHORT, out=tmp_path)
-    assert found.runs[: len(kept)] == kept  # with their seconds: they were not trained again
+    assert all(run in found.runs for run in kept)  # with their seconds: they were not trained again
     assert outcome(found) == outcome(compare(*arguments, **SHORT))
     assert read_json(tmp_path / "compare.json", Comparison).runs == found.runs
+    assert [path.name for path in tmp_path.iterdir()] == ["compare.json"]
+
+
+def test_with_an_engine_too_a_kill_loses_no_training_that_was_done(tmp_path):
+    def told(*_):
+        if len(read_json(tmp_path / "compare.json", Comparison).runs) > 2:  # a method beside the baseline and its rule
+            raise KeyboardInterrupt
+
+    more = SHORT | {"seeds": 1, "out": tmp_path, "engine": Engine(workers=2)}
+    arguments = "digits", "pareto:0", "penalty,oversampling,metacost,sosr"
+    with pytest.raises(KeyboardInterrupt):
+        compare(*arguments, **more | {"on_progress": told})
+    kept = read_json(tmp_path / "compare.json", Comparison).runs
+    found = compare(*arguments, **more)
+    assert 2 < len(kept) < 6 == len(found.runs) and all(run in found.runs for run in kept)
+    assert [run.row for run in found.runs] == ["baseline", "baseline + rule", *found.plan.methods]
+    here = compare(*arguments, **SHORT | {"seeds": 1})
+    assert [run.confusion for run in found.runs] == [run.confusion for run in here.runs]
     assert [path.name for path in tmp_path.iterdir()] == ["compare.json"]
 
 
@@ -238,5 +260,8 @@ def test_model_size_and_length_are_those_of_train(project, expected, tmp_path, m
 
 def test_images_of_a_folder_are_brought_to_the_size_that_is_asked_for(tmp_path):
     folder = save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "pills")
-    found = compare(folder, "uniform", ["penalty"], seeds=1, model="cnn", epochs=1, baseline_epochs=1, size=16)
+    more = {"model": "cnn", "epochs": 1, "baseline_epochs": 1, "size": 16, "out": tmp_path / "out"}
+    found = compare(folder, "uniform", ["penalty"], seeds=1, **more)
     assert found.plan.shape == (3, 16, 16)
+    with borrowed_threads(2):  # on a machine with other cores it resumes
+        assert compare(folder, "uniform", ["penalty"], seeds=2, **more).runs[:3] == found.runs

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from functools import partial
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from test_cli import inside
 from test_sweep import finished, numbers, run_here, start, starts, sweep
 
 import csada
 from csada.errors import Diverged, InputError
+from csada.models.modes import borrowed_threads
 from csada.reading import read_json
 from csada.workflow.compare import Comparison
-from csada.workflow.engine import ENDED, POLL, Engine, Resources, Task, carry_out
+from csada.workflow.engine import DEATHS, ENDED, SPARE, Engine, Resources, Task, carry_out
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -28,35 +31,54 @@ SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
 def of_ray():
-    """Processes of a cluster that are alive."""
-    found = []
+    """Processes of a cluster that are alive: number -> command."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes()
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:  # it has ended
             continue
-        if state != "Z" and any(name in words for name in (b"raylet", b"gcs_server", b"ray::", b"default_worker.py")):
-            found.append(words.replace(b"\0", b" ")[:80])
+        if alive(folder.name) and any(
+            name in words for name in (b"raylet", b"gcs_server", b"ray::", b"default_worker.py")
+        ):
+            found[folder.name] = words.replace(b"\0", b" ")[:80]
     return found
+
+
+def alive(number):
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(numbers, seconds=60):
+    """Those that are still there after that time."""
+    deadline = time.monotonic() + seconds
+    while (left := [number for number in numbers if alive(number)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
 
 
 @pytest.fixture(scope="module")
 def cluster():
+    """Two nodes with one core each."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    os.environ |= QUIET | {"PYTHONPATH": here}  # of the nodes
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args=SMALL | {"include_dashboard": False})
-    os.environ["RAY_ADDRESS"] = made.address
-    yield made
-    del os.environ["RAY_ADDRESS"]
-    made.shutdown()
-    deadline = time.monotonic() + 20
-    while of_ray() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not of_ray()
+    before = of_ray()
+    here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (QUIET | {"PYTHONPATH": here}).items():  # of the nodes
+            patch.setenv(name, value)
+        made = Cluster(initialize_head=True, head_node_args=SMALL | {"include_dashboard": False})
+        try:
+            made.add_node(**SMALL)
+            patch.setenv("RAY_ADDRESS", made.address)
+            yield made
+        finally:
+            made.shutdown()
+    assert not gone(of_ray().keys() - before.keys())
 
 
 def on_ray(spec, folder):
@@ -64,10 +86,15 @@ def on_ray(spec, folder):
 
 
 def wait_for(what, process):
-    deadline = time.monotonic() + 90
-    while not what():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.02)
+    deadline = time.monotonic() + 300
+    try:
+        while not what():
+            assert process.poll() is None and time.monotonic() < deadline, "it ended, or took too long"
+            time.sleep(0.02)
+    except BaseException:
+        process.kill()
+        print(process.communicate())
+        raise
 
 
 def test_a_node_and_the_driver_die_and_the_records_are_those_of_an_undisturbed_sweep(cluster, tmp_path):
@@ -80,11 +107,10 @@ def test_a_node_and_the_driver_die_and_the_records_are_those_of_an_undisturbed_s
     def under_way():
         return {path.parent.name for path in broken.glob("runs/sweep/*/history.jsonl")} - done()
 
-    node = cluster.add_node(**SMALL)
     process = on_ray(spec, broken)
     wait_for(lambda: len(under_way()) == 2, process)  # one on each node
     first = done()
-    cluster.remove_node(node, allow_graceful=False)
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     wait_for(lambda: done() > first and under_way(), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -112,7 +138,10 @@ def nowhere(tell):
     raise FileNotFoundError("/data/photos is not there")
 
 
-def dies(tell):
+def dies(tell, file=None):
+    if file is not None:
+        with file.open("a") as log:
+            log.write("started\n")
     os._exit(1)
 
 
@@ -149,36 +178,135 @@ def test_code_that_a_node_lacks_is_named(cluster, tmp_path, monkeypatch):
 def test_a_worker_that_dies_is_replaced_and_a_run_that_kills_them_is_given_up(tmp_path):
     calls = {"dies": dies, "once": partial(waits, tmp_path / "file"), "later": nowhere}
     done, failed = done_and_failed(tmp_path, Engine(workers=2), **calls)
-    assert done == ["once"] and failed["dies"] == ENDED and "is not there" in failed["later"]
+    assert done == ["once"] and failed["dies"] == ENDED % "" and "is not there" in failed["later"]
 
 
-def meets(own, other, tell):
-    """Each waits until it sees that the other is under way."""
-    own.touch()
-    deadline = time.monotonic() + 60
-    while not other.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def test_a_run_that_kills_its_worker_on_a_cluster_is_tried_thrice_in_all(cluster, tmp_path):
+    calls = {"dies": partial(dies, file=tmp_path / "log"), "once": partial(waits, tmp_path / "file")}
+    done, failed = done_and_failed(tmp_path, Engine("ray"), **calls)
+    assert done == ["once"] and "The worker died unexpectedly" in failed["dies"]
+    assert (tmp_path / "log").read_text().count("started") == DEATHS
+
+
+class Sent:
+    """A run that notes when it is pickled, and says how many were when it began."""
+
+    def __init__(self, folder, number):
+        self.folder, self.number = folder, number
+
+    def __getstate__(self):
+        (self.folder / f"{self.number}.sent").touch()
+        return vars(self)
+
+    def __call__(self, tell):
+        return len(list(self.folder.glob("*.sent")))
+
+
+def test_a_driver_hands_a_cluster_no_more_than_it_can_do(cluster, tmp_path):
+    for limit, most in ((None, len(cluster.list_all_nodes()) + SPARE), (1, 1)):
+        folder, found = tmp_path / str(limit), []
+        folder.mkdir()
+        tasks = [Task(str(i), Sent(folder, i), found.append, folder / str(i), 1) for i in range(12)]
+        assert not carry_out([tasks], Engine("ray", limit))
+        assert len(found) == 12 and min(found) <= most  # of the first that was begun
+
+
+def threads(tell):
+    return torch.get_num_threads()
+
+
+def test_the_cores_are_shared_by_the_workers_and_a_node_uses_what_it_was_asked_for(cluster, tmp_path):
+    for engine, expected in ((Engine(workers=2), 3), (Engine("ray"), 1)):
+        found = []
+        with borrowed_threads(6):
+            assert not carry_out([[Task("a", threads, found.append, tmp_path / "a", 1)]], engine)
+        assert found == [expected]
+
+
+def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        own = Path(f"/proc/self/fd/{folder}")  # the same name means something else in each process
+        done, failed = done_and_failed(own / "runs", Engine("ray"), a=threads)
+    finally:
+        os.close(folder)
+    assert not done and f"node {socket.gethostname()} does not see {own / 'runs'}; give a folder" in failed["a"]
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+import test_engine
+from csada.workflow.engine import Engine, Task, carry_out
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    tasks = [
+        Task("short", test_engine.threads, lambda _: (folder / "short").touch(), folder / "a", 1),
+        Task("long", test_engine.forever, print, folder / "b", 1),
+    ]
+    carry_out([tasks], Engine(workers=2))
+"""
+
+
+def forever(tell):
     tell(1, 2)
-    time.sleep(2 * POLL)
+    while True:
+        time.sleep(0.1)
+
+
+def children(number):
+    own = [found for file in Path(f"/proc/{number}/task").glob("*/children") for found in file.read_text().split()]
+    return own + [each for child in own for each in children(child)]
+
+
+def test_no_worker_outlives_a_driver_that_was_killed(tmp_path):
+    (tmp_path / "driver.py").write_text(DRIVER)
+    here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "driver.py", tmp_path], env=os.environ | {"PYTHONPATH": here}
+    )
+    wait_for(lambda: (tmp_path / "short").exists() and (tmp_path / "b").exists(), process)
+    workers = children(process.pid)
+    process.kill()
+    process.wait()
+    left = gone(workers)
+    for number in left:
+        os.kill(int(number), signal.SIGKILL)
+    assert len(workers) > 2 and not left
+
+
+def meets(own, other, seen, tell):
+    """Each waits until it sees that the other is under way, and then until the driver has seen both."""
+    own.touch()
+    for file in (other, seen):
+        deadline = time.monotonic() + 60
+        while not file.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        tell(1, 2)
     return own.name
 
 
 def test_a_round_is_done_at_once_and_the_next_one_later_and_progress_names_what_is_under_way(tmp_path):
-    one, two, ended, seen = tmp_path / "one", tmp_path / "two", [], []
+    one, two, both, ended, seen = tmp_path / "one", tmp_path / "two", tmp_path / "both", [], []
     pair = [
-        Task(own.name, partial(meets, own, other), ended.append, tmp_path / f"{own.name}.epoch", 4)
+        Task(own.name, partial(meets, own, other, both), ended.append, tmp_path / f"{own.name}.epoch", 4)
         for own, other in ((one, two), (two, one))
     ]
+
+    def shown(*now):
+        seen.append(now)
+        if now == (4, 12, {"one": (1, 2), "two": (1, 2)}):
+            both.touch()
 
     def rounds():
         yield pair
         assert sorted(ended) == ["one", "two"]
-        yield [Task("three", partial(meets, one, two), ended.append, tmp_path / "three.epoch", 4)]
+        yield [Task("three", partial(meets, one, two, both), ended.append, tmp_path / "three.epoch", 4)]
 
-    assert not carry_out(rounds(), Engine(workers=2), on_progress=lambda *now: seen.append(now), total=12)
-    assert ended[2:] == ["one"] and (4, 12, {"one": (1, 2), "two": (1, 2)}) in seen
-    assert seen[-1] == (12, 12, {}) or seen[-1][0] >= 8
+    assert not carry_out(rounds(), Engine(workers=2), on_progress=shown, total=12)
+    assert ended[2:] == ["one"] and both.exists()
     assert not list(tmp_path.glob("*.epoch"))
 
 
@@ -198,9 +326,13 @@ def diverges(tell):
         (("--engine", "slurm"), "unknown engine 'slurm'; known: local, ray, ray://HOST"),
         (("--engine", "ray://127.0.0.1:1"), "no Ray cluster answers at ray://127.0.0.1:1: Connection refused"),
         (("--engine", "ray://127.0.0.1:x"), "no Ray cluster answers at ray://127.0.0.1:x"),
-        (("--per-run", "cpus"), "'cpus' is no list of resources; write cpus=2,gpus=0.5,memory_gb=4"),
-        (("--per-run", "cpu=1"), "unknown key 'cpu'; known keys: cpus, gpus, memory_gb"),
-        (("--per-run", "cpus=-1"), "cpus must be zero or more"),
+        (("--per-run", "cpus=1"), "--per-run is what a run asks a Ray cluster for: add --engine ray, or leave it out"),
+        (("--engine", "ray", "--per-run", "cpus"), "'cpus' is no list of resources; write cpus=2,gpus=0.5,memory_gb=4"),
+        (("--engine", "ray", "--per-run", "cpu=1"), "unknown key 'cpu'; known keys: cpus, gpus, memory_gb"),
+        (("--engine", "ray", "--per-run", "cpus=-1"), "cpus must be at least 0.01, got -1"),
+        (("--engine", "ray", "--per-run", "cpus=1e-9"), "cpus must be at least 0.01, got 1e-09"),
+        (("--engine", "ray", "--per-run", "gpus=1.5"), "gpus above 1 must be whole, got 1.5"),
+        (("--engine", "ray", "--per-run", "memory_gb=0"), "memory_gb must be at least 0.01, got 0"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, words, message):
@@ -237,9 +369,28 @@ def test_every_command_with_an_engine_refuses_an_unknown_one_and_names_what_is_m
             assert run.returncode == 2 and run.stderr.splitlines()[-1] == f"csada: {why}", (words, run.stderr)
 
 
-def test_more_than_the_cluster_has_is_refused(cluster, tmp_path):
-    with pytest.raises(InputError, match="a run asks for 64 CPU and the cluster has"):
-        done_and_failed(tmp_path, Engine("ray", resources=Resources(cpus=64)), a=nowhere)
+def test_what_cannot_be_had_at_the_same_time_is_refused(model, tmp_path):
+    fit = "fit", model, "digits", "--scale", "0.3", "--costs", "pareto:0", "--out", tmp_path / "out"
+    for words, why in (
+        (("--time", "5m", "--workers", "2"), "--time trains one network after the other: leave it out"),
+        (("--method", "penalty", "--engine", "ray"), "--engine is for auto: leave out --method"),
+        (("--method", "penalty", "--per-run", "cpus=2"), "--per-run is for auto: leave out --method"),
+    ):
+        run = inside(*fit, *words)
+        assert run.returncode == 2 and why in run.stderr.splitlines()[-1], run.stderr
+
+
+@pytest.mark.parametrize("asked", [{"cpus": 2}, {"gpus": 1}, {"memory_gb": 1e6}, {"cpus": 0.5, "memory_gb": 1e300}])
+def test_more_than_any_node_has_is_refused_at_once(cluster, tmp_path, asked):
+    """Two nodes with a core each have no two cores for one run."""
+    with pytest.raises(InputError, match=r"a run asks for .*, and no node has that; they have 1 CPU"):
+        done_and_failed(tmp_path, Engine("ray", resources=Resources(**asked)), a=nowhere)
+
+
+def test_what_a_node_has_is_taken(cluster, tmp_path):
+    asked = Resources(cpus=0.25, gpus=0, memory_gb=0.05)
+    done, failed = done_and_failed(tmp_path, Engine("ray", resources=asked), a=threads, b=threads)
+    assert sorted(done) == ["a", "b"] and not failed
 
 
 def test_seeds_of_a_comparison_and_candidates_of_auto_are_done_side_by_side(cluster, tmp_path):
@@ -260,8 +411,17 @@ def test_seeds_of_a_comparison_and_candidates_of_auto_are_done_side_by_side(clus
     x = csada.data.load("digits").test.x
     assert len(one.evidence.history) and np.array_equal(one.probabilities(x), ray.probabilities(x))
 
-    search = "tune", tmp_path / "m", "digits", "--costs", "pareto:0", "--trials", "5", "--epochs", "1", "--workers", "2"
-    for name, words in (("local", ()), ("spread", ("--engine", "ray"))):
+    search = "tune", tmp_path / "m", "digits", "--costs", "pareto:0", "--trials", "5", "--epochs", "1"
+    nodes = str(len(cluster.list_all_nodes()))  # as many trials at once
+    for name, words in (("local", ("--workers", nodes)), ("spread", ("--engine", "ray"))):
         assert inside(*search, "--out", tmp_path / name, *words).returncode == 0
     local, spread = ((tmp_path / name / "trials.jsonl").read_text() for name in ("local", "spread"))
     assert local == spread and local.count("\n") == 5
+
+
+def test_without_a_cluster_one_is_started_and_leaves_no_process(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    before = of_ray()
+    run = start(sweep(tmp_path, epochs=1), tmp_path, "--engine", "ray")  # without RAY_ADDRESS
+    assert "3 done now, 0 before, 0 left, 0 failed" in finished(run)
+    assert not gone(of_ray().keys() - before.keys())

@@ -222,7 +222,11 @@ def test_a_node_of_two_dies_and_both_started_again_make_the_update_of_one_proces
         own = [str(tmp_path / "run.py"), str(Path(__file__).parent), str(tmp_path)]
         quiet = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "stderr": subprocess.PIPE, "text": True}
         started = [subprocess.Popen([*command, f"--node_rank={n}", *own], **quiet) for n in (0, 1)]
-        told = [process.communicate(timeout=180)[1] for process in started]
+        try:
+            told = [process.communicate(timeout=180)[1] for process in started]
+        finally:
+            for process in started:
+                process.kill()
         return [process.returncode for process in started], told
 
     (tmp_path / "doom").touch()

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy.special import softmax
 from typer.testing import CliRunner
 
 from csada.cli import app
+from csada.folders import locked
 from csada.metrics import bootstrap_paid, confusion_counts
 from csada.paper import library as libraries
 from csada.paper import problems, study, study_report
@@ -28,7 +30,7 @@ from csada.paper.library import (
 from csada.paper.study import AIMED, AUTO, EVERY, GENERIC, NOTHING, RULE, judge, read_study
 from csada.paper.tables import markdown
 from csada.reading import write_json
-from csada.workflow.engine import Engine
+from csada.workflow.engine import Engine, Later
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Source("made up", "mlp", 1, group=(0,), sides="the first class and the others")
@@ -204,6 +206,31 @@ def test_networks_that_are_trained_side_by_side_are_those_of_one_after_the_other
     assert {n: each.loss for n, each in one.about.networks.items()} == {
         n: each.loss for n, each in two.about.networks.items()
     }
+
+
+def test_two_studies_at_once_keep_what_both_add(tiny, tmp_path):
+    here = "digits", tmp_path / "results", tmp_path / "runs"
+
+    def other(name, _):
+        if name == "0/baseline":
+            assert extend(*here, baselines=2) == []
+
+    assert extend(*here, baselines=1, on_network=other) == []
+    assert (
+        read_library(tmp_path / "results", "digits").seeds == [0, 1]
+        and missing("digits", read_library(tmp_path / "results", "digits"), 2) == []
+    )
+
+
+def test_a_network_that_another_study_trains_is_waited_for(tiny, tmp_path):
+    one = task_of(tmp_path)
+    with locked(tmp_path / "baseline"), pytest.raises(Later):
+        one(lambda *_: pytest.fail("trained twice"))
+    assert one(lambda *_: None).network.method == "cross_entropy"
+
+
+def task_of(folder):
+    return partial(libraries._made, "digits", SOURCES["digits"], 0, "baseline", folder)
 
 
 def test_no_network_is_begun_after_the_deadline(tiny, tmp_path):

@@ -59,7 +59,10 @@ def start(spec, folder, *more, address="", **kw):
 
 
 def finished(process):
-    out, err = process.communicate(timeout=120)
+    try:
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
     assert process.returncode == 0, err
     return out
 

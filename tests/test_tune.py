@@ -209,7 +209,12 @@ def test_optuna_learns_from_the_trials_before(start, splits, tmp_path):
             tuning.Trial(0, {"lr": lr}, "", "finished", (), tuning.Judgement(float(bad(lr)), nothing, nothing))
             for lr in np.geomspace(*space["lr"], 20).tolist()
         ]
-        return [tuning.by_optuna(space, trials, seed)["lr"] for seed in range(10)]
+        whole, grown = tuning.new_study(), tuning.new_study()
+        for seed in range(10):  # a study that grew with the search proposes what one does that was told all at once
+            tuning.by_optuna(grown, space, trials[: 6 + seed], seed)
+        drawn = [tuning.by_optuna(whole, space, trials, seed)["lr"] for seed in range(10)]
+        assert drawn == [tuning.by_optuna(grown, space, trials, seed)["lr"] for seed in range(10)]
+        return drawn
 
     assert np.median(asked(lambda lr: lr > 1e-3)) < 1e-3 < np.median(asked(lambda lr: lr < 1e-3))
     found, _ = tuning.tune(start, splits, COSTS, tmp_path, trials=2, epochs=1)

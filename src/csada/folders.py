@@ -30,12 +30,12 @@ EXCHANGE, HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def locked(folder: Path, *, wait: bool = False) -> Iterator[bool]:
     """Whether the folder is ours now. Whoever holds a lock that is gone from its place holds nothing."""
     (folder / OWN).mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             mine = os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat())
         except (BlockingIOError, FileNotFoundError):
             mine = False

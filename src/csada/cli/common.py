@@ -66,7 +66,8 @@ Seen = Annotated[str, Option(metavar="refuse|drop|keep", help="What to do with t
 Force = Annotated[bool, Option("--force", help="Overwrite a file even if csada did not write it.")]
 Trust = Annotated[bool, Option(help="Run the code that is named as package.module:factory.")]
 EngineName = Annotated[str, Option("--engine", metavar="local|ray|ray://HOST", help="Where runs are done.")]
-Workers = Annotated[int, Option(min=1, help="Processes of the engine local; with several GPUs they share these.")]
+WORKERS = "Runs at once, at most; by default one, with Ray all that fit. Several processes share the GPUs."
+Workers = Annotated[int | None, Option(min=1, help=WORKERS)]
 PerRun = Annotated[str, Option(metavar="cpus=1,gpus=0.5", help="What a run asks a Ray cluster for; memory_gb, too.")]
 
 
@@ -251,12 +252,13 @@ def opened(model: Path, device: str, trust: bool) -> Classifier:
     return Classifier.load(model, device=chosen_device(device), trust=trust)
 
 
-def chosen_engine(name: str, workers: int, per_run: str) -> Engine | None:
+def chosen_engine(name: str, workers: int | None, per_run: str) -> Engine | None:
     """None: one run after the other, in this process."""
     from csada.workflow.engine import Engine, Resources
 
-    asked = Resources.read(per_run)
-    return None if name == "local" and workers == 1 else Engine(name, workers, asked)
+    if per_run and name == "local":
+        raise InputError("--per-run is what a run asks a Ray cluster for: add --engine ray, or leave it out")
+    return None if name == "local" and workers in (None, 1) else Engine(name, workers, Resources.read(per_run))
 
 
 def chosen_device(name: str) -> torch.device:

@@ -58,7 +58,7 @@ def fit_command(
     limits: LimitsFile = None,
     seed: int = 0,
     engine: cli.EngineName = "local",
-    workers: cli.Workers = 1,
+    workers: cli.Workers = None,
     per_run: cli.PerRun = "",
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
@@ -104,7 +104,7 @@ def fit_command(
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | parse_options(options or [])
     own = {"members": members if members != 3 else None, "views": views, "single": single or None, "time": limit}
-    own |= {"engine": None if engine == "local" else engine, "workers": workers if workers > 1 else None}
+    own |= {"engine": None if engine == "local" else engine, "workers": workers, "per_run": per_run or None}
     if method == "auto":
         settings.pop("epochs", None)
     for name in settings if method == "auto" else [name for name, value in own.items() if value is not None]:
@@ -200,7 +200,7 @@ def tune(
     timeout: Annotated[float | None, Option(min=0, help="Minutes after which no further trial starts.")] = None,
     seed: int = 0,
     engine: cli.EngineName = "local",
-    workers: Annotated[int, Option(min=1, help="Trials at once; with the engine local, as many processes.")] = 1,
+    workers: cli.Workers = None,
     per_run: cli.PerRun = "",
     reading: cli.Reading = cli.AS_IT_IS,
     flip: cli.Flip = False,

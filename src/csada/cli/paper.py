@@ -150,7 +150,7 @@ def reproduce(
         Path | None, typer.Option(help="Folder of baselines, in small files, that go from machine to machine.")
     ] = None,
     engine: cli.EngineName = "local",
-    workers: cli.Workers = 1,
+    workers: cli.Workers = None,
     per_run: cli.PerRun = "",
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
@@ -238,7 +238,10 @@ def study(
     baselines: Annotated[int | None, typer.Option(min=1, help="How many baselines, if not the data set's own.")] = None,
     engine: cli.EngineName = "local",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default one that trains and two that judge.")
+        int | None,
+        typer.Option(
+            min=1, help="Networks at once, at most; by default one, with Ray all that fit. As many judge, or two."
+        ),
     ] = None,
     per_run: cli.PerRun = "",
 ) -> None:
@@ -271,7 +274,7 @@ def study(
         return
     probe(results)
     deadline = math.inf if minutes is None else time.time() + 60 * minutes
-    where = cli.chosen_engine(engine, workers or 1, per_run)
+    where = cli.chosen_engine(engine, workers, per_run)
     failed = []
     for name in names or ():
         total = len(planned(name, baselines))

@@ -32,7 +32,7 @@ from csada.errors import Diverged, InputError, RunError
 from csada.evaluation import predict_logits
 from csada.evidence import HELD_OUT, Environment
 from csada.files import whole
-from csada.folders import OWN
+from csada.folders import OWN, locked
 from csada.metrics import confusion_counts
 from csada.models.members import Member, as_network
 from csada.models.modes import best_precision, borrowed_threads, device_of
@@ -40,7 +40,7 @@ from csada.paper import problems
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, train_candidate, train_options
-from csada.workflow.engine import Engine, Progress, Task, Tell, carry_out
+from csada.workflow.engine import Engine, Progress, Task, Tell, alone, carry_out
 from csada.workflow.folds import out_of_fold
 from csada.workflow.runs import environment
 from csada.workflow.settings import kind_of, options_for, threads_for
@@ -256,17 +256,19 @@ def extend(
 
     def stored(seed: int, each: str, made: Made) -> None:
         nonlocal library
-        if library is not None and f"{seed}/{each}" in library.about.networks:  # a baseline that others need
+        with locked(results, wait=True):
+            library = read_library(results, name) or Library(made.about, {})  # another command may have added to it
+            if new := f"{seed}/{each}" not in library.about.networks:
+                library = _added(library, f"{seed}/{each}", made)
+                write_library(results, name, library)
+        if new and on_network is not None:
+            on_network(f"{seed}/{each}", made.network.seconds)
+        if not new and each == GIVEN:  # which others need
             known, own = (
                 arrays[f"{seed}/{each}/test/identity"].astype(float) for arrays in (library.arrays, made.arrays)
             )
             if np.abs(known - own).max() > SAME * max(np.abs(known).max(), 1):
                 raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=place(seed), more=len(library.seeds) + 2))
-            return
-        library = _added(library or Library(made.about, {}), f"{seed}/{each}", made)
-        write_library(results, name, library)
-        if on_network is not None:
-            on_network(f"{seed}/{each}", made.network.seconds)
 
     def place(seed: int) -> Path:
         return runs.resolve() / "study" / name / str(seed)
@@ -328,7 +330,7 @@ def _start(name: str, source: Source, seed: int, kept: Path) -> Classifier:
 def _made(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell) -> Made:
     """One network, from its start or from where it was left; those that it needs are read from their checkpoints."""
     splits = _splits(name, source, seed)
-    with borrowed_threads(threads_for(splits.shape)):
+    with alone(kept / each), borrowed_threads(threads_for(splits.shape)):
         return _network(name, source, seed, each, kept, tell, splits)
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from csada.files import TEMPORARY, write_text
-from csada.folders import LOCK, OWN, locked
+from csada.folders import LOCK, OWN
 from csada.paper.run import BASELINES, Entry, Run, execute, read_run
 from csada.paper.spec import Selection, Spec, baseline_configs, epochs, run_configs
 from csada.reading import read_json
-from csada.workflow.engine import POLL, Engine, Later, Progress, Task, Tell, carry_out, reason
+from csada.workflow.engine import Engine, Progress, Task, Tell, alone, carry_out, reason
 from csada.workflow.runs import identity
 
 FORMAT = 1
@@ -99,6 +99,7 @@ def run_experiment(
     deadline = math.inf if limit_minutes is None else time.time() + 60 * limit_minutes
     only, engine, runs_dir = only or Selection(), engine or Engine(), runs_dir.resolve()
     only.check(spec)
+    data_dir = None if data_dir is None else Path(data_dir).expanduser().absolute()  # nodes have another working folder
     report = SweepReport()
 
     def made() -> Runs:
@@ -125,12 +126,8 @@ def run_experiment(
         for run in (run for runs in rounds for run in runs):
             if run.name in failed:
                 report.failed[run.name] = reason(failed[run.name])
-            elif run.done:
+            elif run.name in by_us or run.done:
                 (report.done if by_us.get(run.name) else report.skipped).append(run.name)
-            elif run.name in by_us:
-                report.failed[run.name] = (
-                    f"{run.folder} is not the same on every node; give a shared folder with --runs"
-                )
             else:
                 report.left.append(run.name)
 
@@ -149,10 +146,7 @@ def run_experiment(
 
 def attempt(run: Run, data_dir: Any, tell: Tell) -> bool:
     """Whether this did the run, rather than somebody else before."""
-    with locked(run.folder) as mine:
-        if not mine:
-            time.sleep(POLL)
-            raise Later
+    with alone(run.folder):
         if run.done:
             return False
         clean(run.folder)

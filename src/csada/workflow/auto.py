@@ -72,11 +72,13 @@ def auto(
     0 trains nothing and chooses views and rule. minutes: no training starts that would end later; else the candidates take
     no more epochs than the given model did. With fewer than FEWEST validation samples, choices are made on out-of-fold scores
     where the given model can be trained again; else only its rule is fitted. budget, refer, seen, checkpoints, on_epoch: as
-    for `improve`. engine: where candidates and folds are trained side by side, if there are checkpoints and no time limit,
+    for `improve`. engine: where candidates and folds are trained side by side, if there are checkpoints, without `minutes`,
     told by on_progress; None: one after the other, here.
     """
     if members < 1:
         raise InputError(f"members is {members}; 1 or more are needed")
+    if engine is not None and minutes is not None:
+        raise InputError("--time trains one network after the other: leave it out, or --engine and --workers")
     started, deadline = datetime.now(UTC), None if minutes is None else time.monotonic() + 60 * minutes
     splits = checked(classifier, splits, seen)
     check_limits(limits, splits, refer)
@@ -118,8 +120,6 @@ def auto(
             history.extend(line | {"epoch": before + line["epoch"]} for line in lines)
             yield each.name, member
 
-    if minutes is not None:
-        engine = None
     if engine is not None and checkpoints is not None:
         train_ahead(classifier, splits, tried, checkpoints, engine, on_progress)
     with borrowed_threads(threads_for(splits.shape)):

@@ -215,7 +215,7 @@ def train_ahead(
 ) -> None:
     """All at once, by an engine, into their checkpoints: who trains them then finds them finished.
 
-    One that failed is trained again there, which says why.
+    One that diverged is trained again there, which says so.
     """
     checkpoints = checkpoints.resolve()
     one = partial(_ahead, classifier, splits, checkpoints)
@@ -223,7 +223,10 @@ def train_ahead(
         Task(each.name, partial(one, each), bool, checkpoints / OWN / f"{each.name}.epoch", each.epochs)
         for each in tried
     ]
-    carry_out([tasks], engine, on_progress=on_progress, total=sum(each.epochs for each in tried))
+    total = sum(each.epochs for each in tried)
+    for error in carry_out([tasks], engine, on_progress=on_progress, total=total).values():
+        if not isinstance(error, Diverged):
+            raise error
 
 
 def _ahead(classifier: Classifier, splits: Splits, checkpoints: Path, candidate: Candidate, tell: Tell) -> None:

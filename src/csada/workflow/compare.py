@@ -6,14 +6,15 @@ accuracy budget, which trains nothing. Settings are those of `settings.py`, whic
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from scipy.stats import ttest_rel
 from torch import nn
 
 from csada.costs import CostMatrix, did_you_mean
-from csada.data import load
-from csada.data.fetch import Progress
+from csada.data import BUILTIN, SOURCES, load
 from csada.data.splits import Splits
 from csada.decisions import Rule
 from csada.errors import Diverged, InputError
@@ -39,15 +39,14 @@ from csada.models.factories import check_trust
 from csada.models.modes import best_device, best_precision, borrowed_threads
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
-from csada.workflow.engine import Engine, Task, Tell, carry_out
-from csada.workflow.engine import Progress as RunsProgress
+from csada.workflow.engine import Engine, Progress, Rows, Task, Tell, carry_out
 from csada.workflow.fit import decision_for
 from csada.workflow.project import suited, suited_size
 from csada.workflow.runs import environment, run_id
 from csada.workflow.settings import Options, costs_for, kind_of, options_for, threads_for
 from csada.workflow.train import stages_for, train_stages
 
-FORMAT = 3
+FORMAT = 4
 FILE = "compare.json"
 MeanSd = tuple[float, float | None]
 
@@ -91,13 +90,16 @@ class Plan:
     shape: tuple[int, ...]  # of a sample
     baseline: Recipe  # as `train` would use it
     methods: dict[str, Options]
-    threads: int
+
+    @property
+    def trainings(self) -> dict[str, int]:
+        """The epochs of each, for one seed."""
+        own = {row: int(options["epochs"]) for row, options in self.methods.items()}
+        return {BASELINE: sum(stage.epochs for stage in self.baseline)} | own
 
     @property
     def epochs(self) -> int:
-        """Of one seed, all trainings together."""
-        own: list[int] = [options["epochs"] for options in self.methods.values()]
-        return sum(own) + sum(stage.epochs for stage in self.baseline)
+        return sum(self.trainings.values())
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,6 @@ def compare(
     on_start: Callable[[Comparison], object] | None = None,
     on_estimate: Callable[[float], object] | None = None,
     engine: Engine | None = None,
-    on_runs: RunsProgress | None = None,
     **own: Any,
 ) -> Comparison:
     """Every method on every seed.
@@ -146,10 +147,10 @@ def compare(
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
     fine-tuning; recipe and baseline_epochs those of the baseline. Model, size and recipe are those of `csada train` where
     they are not given. budget: points of accuracy that the rule may lose. out: a folder for compare.json, from which the
-    same comparison resumes; more seeds are added to it. on_progress(done, total) counts epochs. on_start gets the plan
-    before training, on_estimate after the first epoch the seconds that all take at its pace. engine: where seeds are done side
-    by side, if there is `out`, told by on_runs; None: one after the other, here. Other options belong to the data: size, pixels
-    of an image's side; label and ignore, columns of a table.
+    same comparison resumes; more seeds are added to it. on_progress(done, total, rows) counts epochs. on_start gets the plan
+    before training, on_estimate after the first epoch the seconds that all take at its pace. engine: where trainings are done,
+    first all baselines, then the methods. Other options belong to the data: size, pixels of an image's side; label and ignore,
+    columns of a table.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
@@ -158,75 +159,83 @@ def compare(
     if own.get("size") is None:
         size = suited_size(data, None if data_dir is None else Path(data_dir), gpu=torch.cuda.is_available())
         own = {name: value for name, value in own.items() if name != "size"} | ({} if size is None else {"size": size})
-    splits = load(data, data_dir, scale, 0, on_progress, **own)
+
+    def loading(done: int, of: int) -> None:
+        if on_progress is not None:
+            on_progress(done, of, {})
+
+    splits = load(data, data_dir, scale, 0, loading, **own)
     table = costs_for(costs, splits.classes)
     plan = make_plan(splits, table, names, model, recipe, baseline_epochs, epochs=epochs, lr=lr)
     samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
     found = Comparison(
         splits.name, splits.fingerprint, scale, samples, splits.classes, table.values, plan, budget, environment()
     )
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        found = resumed(folder / FILE, found, seeds) if (folder / FILE).exists() else found
-        write_json(folder / FILE, found)  # a folder that cannot be written is found before training
+    where = None if out is None else Path(out) / FILE
+    if where is not None:
+        found = resumed(where, found, seeds) if where.exists() else found
+        write_json(where, found)  # a folder that cannot be written is found before training
     if on_start is not None:
         on_start(found)
-
-    def add(runs: Sequence[SeedRun], *, last: bool = False) -> None:
-        nonlocal found
-        found = replace(found, runs=tuple(sorted((*found.runs, *runs), key=lambda run: run.seed)))
-        if last:  # of a seed
-            found = replace(found, summary=summarise(table, found.runs))
-        if folder is not None:
-            write_json(folder / FILE, found)
-
-    def ended(done: tuple[list[SeedRun], Path | None]) -> None:
-        runs, kept = done
-        add(runs, last=True)
-        if kept is not None:
-            shutil.rmtree(kept)
-            with suppress(OSError):  # another run has its own there
-                kept.parent.rmdir()
-
+    order = list(plan.trainings)
+    left = [(s, row) for s in range(seeds) for row in order if (s, row) not in {(r.seed, r.row) for r in found.runs}]
     total = seeds * plan.epochs
-    if folder is not None and engine is not None:
-        new = [seed for seed in range(seeds) if not any(run.seed == seed for run in found.runs)]
-        one = partial(all_rows, folder.resolve(), plan, table, budget, partial(load, data, data_dir, scale, **own))
-        tasks = [
-            Task(f"seed {i}", partial(one, i), ended, folder.resolve() / OWN / f"seed-{i}.epoch", plan.epochs)
-            for i in new
-        ]
-        for error in carry_out([tasks], engine, math.inf, on_runs, total, total - len(new) * plan.epochs).values():
-            raise error
-    count = Count(0, total, on_progress, on_estimate)
-    for seed in range(seeds):
-        done = [run.row for run in found.runs if run.seed == seed]
-        if set(plan.methods) <= set(done):
-            continue
-        splits = splits if seed == 0 else load(data, data_dir, scale, seed, on_progress, **own)
-        count.done = seed * plan.epochs
-        kept = None if folder is None else place(folder, plan, splits, seed)
-        with borrowed_threads(plan.threads):
-            for runs in one_seed(plan, table, splits, seed, budget, count, done, kept):
-                add(runs)
-        ended(([], kept))
+    earlier, began = total - sum(plan.trainings[row] for _, row in left), time.monotonic()
+
+    def shown(done: int, total: int, rows: Rows) -> None:
+        nonlocal on_estimate
+        if on_progress is not None:
+            on_progress(done, total, rows)
+        if on_estimate is not None and done > earlier:
+            on_estimate((time.monotonic() - began) / (done - earlier) * (total - done))
+            on_estimate = None
+
+    with tempfile.TemporaryDirectory() as beside:
+        folder = Path(out or beside).resolve() / OWN
+        kept = folder / run_id(splits, plan=plan, costs=table.values, budget=budget)
+        named = data_dir is None and os.fspath(data).removeprefix(BUILTIN) in SOURCES
+        there = (
+            None if named else str(Path(data_dir or "").expanduser().absolute())
+        )  # nodes have another working folder
+        text = json.dumps({"name_or_path": os.fspath(data), "data_dir": there, "scale": scale} | own)
+
+        def ended(start: Start, row: str, runs: Sequence[SeedRun]) -> None:
+            nonlocal found
+            every = sorted((*found.runs, *runs), key=lambda r: (r.seed, order.index(r.row.partition(" + ")[0]), r.row))
+            found = replace(found, runs=tuple(every))
+            if where is not None:
+                write_json(where, found)
+            if row != BASELINE:
+                (start.folder / row).unlink(missing_ok=True)
+
+        def rounds() -> Iterator[list[Task]]:
+            for first in (True, False):
+                done = {run.seed for run in found.runs}  # without its baseline no method is begun
+                tasks = []
+                for seed, row in left:
+                    if (row == BASELINE) == first and (first or seed in done):
+                        start = Start(text, seed, plan.model, plan.baseline, kept / str(seed))
+                        call = partial(trained, start, row, plan, table, budget)
+                        file = kept / f"{seed} {row}.epoch"
+                        tasks.append(
+                            Task(f"{row}, seed {seed}", call, partial(ended, start, row), file, plan.trainings[row])
+                        )
+                yield tasks
+
+        del splits  # a copy less
+        try:
+            for error in carry_out(rounds(), engine or Engine(), on_progress=shown, total=total, done=earlier).values():
+                raise error
+        finally:
+            splits_of.cache_clear()
+            start_of.cache_clear()
+        shutil.rmtree(kept, ignore_errors=True)
+        with suppress(OSError):  # a lock is there
+            folder.rmdir()
+    found = replace(found, summary=summarise(table, found.runs))
+    if where is not None:
+        write_json(where, found)
     return found
-
-
-def place(folder: Path, plan: Plan, splits: Splits, seed: int) -> Path:
-    """Of what a seed keeps while it is under way."""
-    return folder / OWN / run_id(splits, model=plan.model, baseline=plan.baseline, seed=seed)
-
-
-def all_rows(
-    folder: Path, plan: Plan, costs: CostMatrix, budget: float, load: Callable[..., Splits], seed: int, tell: Tell
-) -> tuple[list[SeedRun], Path]:
-    """Of a seed; and what it kept while it was under way."""
-    splits = load(seed=seed)
-    kept = place(folder, plan, splits, seed)
-    count = Count(0, plan.epochs, tell, None)
-    with borrowed_threads(plan.threads):
-        return [run for runs in one_seed(plan, costs, splits, seed, budget, count, (), kept) for run in runs], kept
 
 
 def resumed(file: Path, new: Comparison, seeds: int) -> Comparison:
@@ -248,73 +257,64 @@ def resumed(file: Path, new: Comparison, seeds: int) -> Comparison:
     return replace(new, runs=old.runs, summary=old.summary)
 
 
-@dataclass
-class Count:
-    """Epochs done, told to a progress bar; a training that ended early counts whole."""
+@dataclass(frozen=True)
+class Start:
+    """A baseline, from which all methods start for one seed; `fit` leaves it unchanged. data: arguments of `load`, as JSON."""
 
-    done: int
-    total: int
-    tell: Progress | None
-    estimate: Callable[[float], object] | None  # told once
+    data: str
+    seed: int
+    model: str
+    recipe: Recipe
+    folder: Path  # of checkpoints
 
-    def epoch(self, line: Epoch, _: nn.Module | None = None) -> None:
-        if self.estimate is not None:
-            self.estimate(line["seconds"] * (self.total - self.done))
-            self.estimate = None
-        self._show(self.done + line["epoch"])
-
-    def training(self, epochs: int) -> None:
-        self.done += epochs
-        self._show(self.done)
-
-    def _show(self, done: int) -> None:
-        if self.tell is not None:
-            self.tell(done, self.total)
+    def train(self, told: Callable[[Epoch], object]) -> tuple[nn.Module, list[Epoch]]:
+        splits = splits_of(self.data, self.seed)
+        own = arguments_for(self.model, splits.shape)
+        net = load_model(self.model, len(splits.classes), seed=self.seed, **own).to(best_device())
+        return train_stages(net, splits, self.recipe, self.seed, told, self.folder)
 
 
-def one_seed(
-    plan: Plan,
-    costs: CostMatrix,
-    splits: Splits,
-    seed: int,
-    budget: float,
-    count: Count,
-    done: Sequence[str],
-    checkpoints: Path | None,
-) -> Iterator[list[SeedRun]]:
-    """The rows of the table that are not done: a model's by argmax and, for some, with the rule.
+@lru_cache(maxsize=1)
+def splits_of(data: str, seed: int) -> Splits:
+    return load(seed=seed, **json.loads(data))
 
-    Every method starts from the same trained baseline, which `fit` leaves unchanged.
-    """
 
-    def rows(row: str, model: nn.Module, history: Sequence[Epoch], seconds: float) -> list[SeedRun]:
-        scores = {part: predict_logits(model, splits, part=part) for part in ("validation", "test")}
-        runs = [SeedRun(seed, row, confusions(scores, costs), seconds, tuple(history))]
-        if row in RULED:
-            own = decision_for(scores["validation"], before, costs, budget)
-            counts = confusions(scores, costs, own.rule(costs))
-            runs.append(SeedRun(seed, RULED[row], counts, temperature=own.temperature, strength=own.strength))
-        return runs
+@lru_cache(maxsize=1)
+def start_of(start: Start) -> tuple[nn.Module, Scores]:
+    """Read from its checkpoints; with its scores on validation."""
+    model, _ = start.train(lambda _: None)
+    return model, predict_logits(model, splits_of(start.data, start.seed), part="validation")
 
-    own = arguments_for(plan.model, splits.shape)
-    start = load_model(plan.model, len(costs), seed=seed, **own).to(best_device())
-    started = time.perf_counter()
-    baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch, checkpoints)
-    seconds = time.perf_counter() - started
-    before = predict_logits(baseline, splits, part="validation")
-    count.training(len(history))
-    if BASELINE not in done:
-        yield rows(BASELINE, baseline, history, seconds)
-    for row, options in plan.methods.items():
-        if row not in done:
-            started = time.perf_counter()
+
+def trained(start: Start, row: str, plan: Plan, costs: CostMatrix, budget: float, tell: Tell) -> list[SeedRun]:
+    """The rows of one training."""
+    splits, seed = splits_of(start.data, start.seed), start.seed
+
+    def told(line: Epoch, _: nn.Module | None = None) -> None:
+        tell(line["epoch"], plan.trainings[row])
+
+    with borrowed_threads(threads_for(splits.shape)):
+        began = time.perf_counter()
+        if row == BASELINE:
+            model, history = start.train(told)
+            seconds = time.perf_counter() - began
+            before = predict_logits(model, splits, part="validation")
+        else:
+            (given, before), began = start_of(start), time.perf_counter()
             try:
-                fitted = fit(baseline, splits, row, costs, seed=seed, on_epoch=count.epoch, **options)
-                yield rows(row, fitted.model, fitted.history, time.perf_counter() - started)
+                options: Any = {"seed": seed, "on_epoch": told, "checkpoint": start.folder / row, **plan.methods[row]}
+                fitted = fit(given, splits, row, costs, **options)
             except Diverged as error:
                 epoch = len(getattr(error.fitted, "history", ())) + 1
-                yield [SeedRun(seed, name, diverged=epoch) for name in (row, RULED.get(row)) if name]
-        count.training(options["epochs"])
+                return [SeedRun(seed, name, diverged=epoch) for name in (row, RULED.get(row)) if name]
+            model, history, seconds = fitted.model, fitted.history, time.perf_counter() - began
+        scores = {part: predict_logits(model, splits, part=part) for part in ("validation", "test")}
+    runs = [SeedRun(seed, row, confusions(scores, costs), seconds, tuple(history))]
+    if row in RULED:
+        own = decision_for(scores["validation"], before, costs, budget)
+        counts = confusions(scores, costs, own.rule(costs))
+        runs.append(SeedRun(seed, RULED[row], counts, temperature=own.temperature, strength=own.strength))
+    return runs
 
 
 def confusions(scores: dict[str, Scores], costs: CostMatrix, decision: str | Rule = "argmax") -> dict[str, Any]:
@@ -391,4 +391,4 @@ def make_plan(
         settings, rest = split_options(own)
         Settings(**settings)
         make_method(name, costs, rest, costs_given=True)
-    return Plan(model, splits.shape, stages, options, threads_for(splits.shape))
+    return Plan(model, splits.shape, stages, options)

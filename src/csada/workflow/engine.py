@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,11 +29,13 @@ from typing import Any
 import torch
 
 from csada.errors import Diverged, InputError, RunError
+from csada.folders import locked
 from csada.reading import fields_from
 
 POLL = 0.5  # seconds between two looks at what others work on
 DEATHS = 3  # of its worker, after which a run is given up
-ENDED = "its process ended before it was done; start again to continue"
+SPARE = 2  # runs that wait on a cluster, so that no node does and the cluster may grow
+ENDED = "its process ended before it was done%s; start again to continue"
 
 Tell = Callable[[int, int], None]
 Rows = dict[str, tuple[int, int]]  # of each run under way: (epochs done, all)
@@ -44,7 +47,7 @@ class Later(Exception):
 
 
 class Lost(RunError):
-    """A run whose worker died."""
+    """A run whose worker died, or cannot do it; another one may."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +66,30 @@ class Resources:
             given = {name.strip(): float(value) for name, value in words}
         except ValueError:
             raise InputError(f"{text!r} is no list of resources; write cpus=2,gpus=0.5,memory_gb=4") from None
-        if bad := next((name for name, value in given.items() if not 0 <= value < math.inf), None):
-            raise InputError(f"{bad} must be zero or more, got {given[bad]}")
         return cls(**fields_from(cls, given, "resources"))
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and not 0.01 <= value < math.inf and (name, value) != ("gpus", 0):
+                raise InputError(f"{name} must be at least 0.01, got {value:g}")
+        if self.gpus is not None and self.gpus > 1 and self.gpus % 1:
+            raise InputError(f"gpus above 1 must be whole, got {self.gpus:g}")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """name: local, ray (the running cluster, else one on this machine) or ray://HOST. workers: processes of local."""
+    """name: local, ray (the running cluster, else one on this machine) or ray://HOST.
+
+    workers: runs at once, at most; by default one, and on a cluster as many as have room.
+    """
 
     name: str = "local"
-    workers: int = 1
+    workers: int | None = None
     resources: Resources = field(default_factory=Resources)
+
+    def __post_init__(self) -> None:
+        if self.name not in ("local", "ray") and not self.name.startswith("ray://"):
+            raise InputError(f"unknown engine {self.name!r}; known: local, ray, ray://HOST")
 
 
 @dataclass(frozen=True)
@@ -127,7 +142,8 @@ def carry_out(
         for tasks in rounds:
             waiting.extend(tasks)
             while running or (waiting and time.time() < deadline):
-                while waiting and len(running) < slots and time.time() < deadline:
+                room = slots()
+                while waiting and len(running) < room and time.time() < deadline:
                     future = submit(waiting[0])
                     running[future] = waiting.popleft()
                 for future in wait(running, POLL, FIRST_COMPLETED).done:
@@ -146,12 +162,22 @@ def carry_out(
     return failed
 
 
+def at_once(engine: Engine) -> int:
+    """How many runs it does at a time."""
+    if engine.workers is None and engine.name != "local":
+        with ray_cluster(engine) as (_, fitting):
+            return fitting()
+    return engine.workers or 1
+
+
 def error_of(future: Future[Any]) -> Exception | None:
     """Why a run did not end well: its own error, or what befell its worker."""
     error = future.exception()
     cause = getattr(error, "cause", None)  # of what Ray wraps
-    if isinstance(error, BrokenProcessPool) or (cause is None and type(error).__module__.startswith("ray.")):
-        return Lost(ENDED)
+    if isinstance(error, BrokenProcessPool):
+        return Lost(ENDED % "")
+    if cause is None and type(error).__module__.startswith("ray."):
+        return Lost(ENDED % f" ({str(error).strip().splitlines()[0].rstrip('.')})")
     if cause is None or isinstance(cause, InputError | RunError | Later):
         return cause or error  # type: ignore[return-value]
     last = reason(cause).strip().splitlines()[-1]  # of a traceback that Ray may send along
@@ -162,10 +188,24 @@ def reason(error: Exception) -> str:
     return str(error) if isinstance(error, InputError | RunError) else f"{type(error).__name__}: {error}"
 
 
-def do(pickled: bytes, file: Path, deadline: float, on_ray: bool = False) -> Any:
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """For one run at a time; Later where another has it."""
+    with locked(folder) as mine:
+        if not mine:
+            time.sleep(POLL)
+            raise Later
+        yield
+
+
+def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool = False) -> Any:
     """The run in a process of its own; an error goes back as one that can be pickled, and without what it holds."""
     if time.time() > deadline:
         raise Later
+    node = f"node {socket.gethostname()}"
+    if on_ray and not (file.parent.is_dir() and file.name in os.listdir(file.parent)):  # NFS lists anew, but keeps a no
+        raise Lost(f"{node} does not see {file.parent}; give a folder that all nodes share")
+    torch.set_num_threads(threads)
     call = pickle.loads(pickled)  # noqa: S301 - we wrote it
     try:
         return call(partial(told, file))
@@ -173,7 +213,7 @@ def do(pickled: bytes, file: Path, deadline: float, on_ray: bool = False) -> Any
         raise
     except Exception as error:
         kind = next((kind for kind in (Diverged, InputError) if isinstance(error, kind)), RunError)
-        where = f" (on node {socket.gethostname()})" if on_ray else ""
+        where = f" (on {node})" if on_ray else ""
         raise kind(f"{reason(error)}{where}".replace("\n", " ")) from None
 
 
@@ -183,9 +223,6 @@ def do_here(*given: Any) -> bytes:
 
 
 def told(file: Path, epoch: int, every: int) -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        os._exit(1)  # whoever started us is gone; the next one resumes from the checkpoint
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{epoch} {every}")
 
@@ -193,16 +230,23 @@ def told(file: Path, epoch: int, every: int) -> None:
 @contextmanager
 def started(
     engine: Engine, deadline: float, look: Callable[[], None]
-) -> Iterator[tuple[Callable[[Task], Future[Any]], float]]:
-    """(how a task is submitted, how many at once)."""
-    if engine.name == "ray" or engine.name.startswith("ray://"):
-        with ray_cluster(engine) as remote:
-            yield lambda task: remote(pickle.dumps(task.call), task.file, deadline, True), math.inf
-    elif engine.name != "local":
-        raise InputError(f"unknown engine {engine.name!r}; known: local, ray, ray://HOST")
-    elif engine.workers > 1:
-        with processes(engine.workers) as submit:
-            yield lambda task: submit(pickle.dumps(task.call), task.file, deadline), engine.workers
+) -> Iterator[tuple[Callable[[Task], Future[Any]], Callable[[], float]]]:
+    """(how a task is submitted, how many may be at the moment)."""
+    if engine.name != "local":
+
+        def there(task: Task) -> Future[Any]:
+            if not task.file.exists():  # by it a node knows the folder
+                told(task.file, 0, task.epochs)
+            future: Future[Any] = remote(pickle.dumps(task.call), task.file, deadline, threads, True).future()
+            return future
+
+        threads = max(1, int(engine.resources.cpus))
+        with ray_cluster(engine) as (remote, fitting):
+            yield there, lambda: min(engine.workers or math.inf, fitting() + SPARE)
+    elif (workers := engine.workers or 1) > 1:
+        threads = max(1, torch.get_num_threads() // workers)
+        with processes(workers) as submit:
+            yield lambda task: submit(pickle.dumps(task.call), task.file, deadline, threads), lambda: workers
     else:
 
         def here(task: Task) -> Future[Any]:
@@ -217,7 +261,7 @@ def started(
                 future.set_exception(error)
             return future
 
-        yield here, 1
+        yield here, lambda: 1
 
 
 @contextmanager
@@ -252,15 +296,23 @@ def processes(workers: int) -> Iterator[Callable[..., Future[Any]]]:
 
 
 def take_device(number: Any) -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with number.get_lock():
         number.value += 1
         if torch.cuda.is_available():
             torch.cuda.set_device(number.value % torch.cuda.device_count())
 
 
+def end_with_parent() -> None:
+    """Whoever started us may be killed; the next one resumes from the checkpoint."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
+
+
 @contextmanager
-def ray_cluster(engine: Engine) -> Iterator[Callable[..., Future[Any]]]:
-    """A cluster that is running, or one on this machine that ends with us. Ray starts a run again whose node died."""
+def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[], int]]]:
+    """A cluster that is running, or one on this machine that ends with us: how to call `do` there, how many fit at once."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
@@ -275,16 +327,26 @@ def ray_cluster(engine: Engine) -> Iterator[Callable[..., Future[Any]]]:
         )
     except Exception as error:
         raise RunError(f"no Ray cluster at {address or 'this machine'}: {' '.join(str(error).split())[:200]}") from None
-    asked = engine.resources
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    gpus = asked.gpus if asked.gpus is not None else float(there.get("GPU", 0) >= 1)
+
+    def nodes() -> list[dict[str, float]]:
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        return [{k: n.get(k, 0) for k in ("CPU", "GPU")} | {"GB of memory": n.get("memory", 0) / 1e9} for n in alive]
+
+    def fitting() -> int:
+        return sum(min(int(node[name] / number) for name, number in needed.items()) for node in nodes())
+
     try:
-        for name, number in (("CPU", asked.cpus), ("GPU", gpus)):
-            if number > there.get(name, 0):
-                raise InputError(f"a run asks for {number:g} {name} and the cluster has {there.get(name, 0):g}")
+        asked = engine.resources
+        gpus = asked.gpus if asked.gpus is not None else float(any(node["GPU"] >= 1 for node in nodes()))
+        wanted = {"CPU": asked.cpus, "GPU": gpus, "GB of memory": asked.memory_gb}
+        needed = {name: number for name, number in wanted.items() if number}
+        if not fitting():
+            what, *there = (", ".join(f"{n[k]:.3g} {k}" for k in needed) for n in (needed, *nodes()))
+            raise InputError(f"a run asks for {what}, and no node has that; they have {' | '.join(sorted(set(there)))}")
         memory = None if asked.memory_gb is None else int(asked.memory_gb * 1e9)
-        remote = ray.remote(do).options(num_cpus=asked.cpus, num_gpus=gpus, memory=memory, max_retries=DEATHS)
-        yield lambda *given: remote.remote(*given).future()
+        # no retries by Ray, which does not count those of a run that takes too much memory
+        remote = ray.remote(do).options(num_cpus=asked.cpus, num_gpus=gpus, memory=memory, max_retries=0)
+        yield remote.remote, fitting
     finally:
         ray.shutdown()
 

@@ -80,18 +80,12 @@ def out_of_fold(
             left = None if end is None else (end - time.monotonic()) / (FOLDS - number)
             done.append(one(number, told, seconds=left))
     else:
-        found, kept, threads = dict[int, Fold](), checkpoints.resolve() / OWN, threads_for(splits.shape)
+        found, kept, shape = dict[int, Fold](), checkpoints.resolve() / OWN, splits.shape
         one, epochs = partial(one, checkpoints=kept.parent), len(training.history)
         epochs += sum(each.epochs for each in candidates(classifier, splits))
         tasks = [
-            Task(
-                f"fold {i + 1}",
-                partial(apart, one, i, epochs, threads),
-                partial(found.__setitem__, i),
-                kept / f"fold-{i}.epoch",
-                epochs,
-            )
-            for i in range(FOLDS)
+            Task(f"fold {i + 1}", partial(apart, one, shape, i, epochs), partial(found.__setitem__, i), file, epochs)
+            for i, file in enumerate(kept / f"fold-{i}.epoch" for i in range(FOLDS))
         ]
         for error in carry_out([tasks], engine, on_progress=on_progress, total=FOLDS * epochs).values():
             raise error
@@ -158,8 +152,8 @@ def one_fold(
     return Fold(out, {name: scores_of(member, held, views) for name, member in members.items()}, history)
 
 
-def apart(one: Callable[..., Fold], number: int, epochs: int, threads: int, tell: Tell) -> Fold:
-    with borrowed_threads(threads):
+def apart(one: Callable[..., Fold], shape: Sequence[int], number: int, epochs: int, tell: Tell) -> Fold:
+    with borrowed_threads(threads_for(shape)):
         return one(number, lambda line, _: tell(line["epoch"], epochs))
 
 

@@ -36,7 +36,7 @@ from csada.metrics import Evaluation
 from csada.models.modes import borrowed_threads
 from csada.reading import build, parse_json, plain, read_json, read_text, write_json
 from csada.training import Epoch, fit, make_method, split_options
-from csada.workflow.engine import Engine, Progress, Task, Tell, carry_out
+from csada.workflow.engine import Engine, Progress, Task, Tell, at_once, carry_out
 from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, right_of, trained
 from csada.workflow.settings import threads_for
 
@@ -169,8 +169,8 @@ def tune(
     """Search, and save the classifier that validation chose in `out`/model.
 
     budget: points of validation accuracy that may be lost against the given model by argmax. trials: in all, with those
-    that `out` holds already. After `minutes` no further trial is started. engine: where trials are done, as many at once as
-    it has workers. on_progress(done, total, rows) counts epochs.
+    that `out` holds already. After `minutes` no further trial is started. engine: where trials are done, as many in a round
+    as it does at once. on_progress(done, total, rows) counts epochs.
     """
     started, engine, out = time.monotonic(), engine or Engine(), out.resolve()
     deadline = math.inf if minutes is None else time.time() + 60 * minutes
@@ -187,6 +187,7 @@ def tune(
         same_search(out, search)
         baseline, done = search.judge(before), read_trials(out / "trials.jsonl", search.space)
         early = dict[int, Trial]()  # that ended before one of a lower number
+        study, size = new_study(), at_once(engine)
 
         def ended(trial: Trial) -> None:
             early[trial.number] = trial
@@ -199,19 +200,14 @@ def tune(
                     (out / search.checkpoint(each.parameters)).unlink(missing_ok=True)
 
         def rounds() -> Iterator[list[Task]]:
-            for first in range(len(done) - len(done) % engine.workers, trials, engine.workers):
+            for first in range(len(done) - len(done) % size, trials, size):
                 known = done[:first]
                 if len(known) == first:  # else one failed
-                    yield [
-                        Task(
-                            f"trial {number}",
-                            partial(run_trial, search, known, number, *propose(search, known, number), out),
-                            ended,
-                            out / OWN / f"trial-{number}.epoch",
-                            epochs,
-                        )
-                        for number in range(len(done), min(first + engine.workers, trials))
-                    ]
+                    tasks = []
+                    for number in range(len(done), min(first + size, trials)):
+                        call = partial(run_trial, search, known, number, *propose(search, study, known, number), out)
+                        tasks.append(Task(f"trial {number}", call, ended, out / OWN / f"trial-{number}.epoch", epochs))
+                    yield tasks
 
         progress = on_progress, trials * epochs, len(done) * epochs
         for error in carry_out(rounds(), engine, deadline, *progress).values():
@@ -279,38 +275,47 @@ def read_trials(file: Path, space: Mapping[str, tuple[float, float]]) -> list[Tr
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def propose(search: Search, trials: Sequence[Trial], number: int) -> tuple[dict[str, float], str]:
+def propose(search: Search, study: Any, known: Sequence[Trial], number: int) -> tuple[dict[str, float], str]:
     """The settings of that trial, to three digits, and by whom: the defaults first, then Optuna, or at random without it."""
-    space, seed, version = search.space, int(search.options["seed"]), optuna_version()
+    space, seed = search.space, np.random.SeedSequence([int(search.options["seed"]), number])
     if number == 0:
         drawn, by = search.defaults, "defaults"
-    elif version is not None:
-        drawn = by_optuna(space, trials, int(np.random.SeedSequence([seed, number]).generate_state(1)[0]))
-        by = f"optuna {version}"
+    elif study is not None:
+        drawn, by = by_optuna(study, space, known, int(seed.generate_state(1)[0])), f"optuna {optuna_version()}"
     else:
-        generator, by = np.random.default_rng([seed, number]), "random"
+        generator, by = np.random.default_rng(seed), "random"
         drawn = {name: low * (high / low) ** generator.random() for name, (low, high) in space.items()}
     return {name: min(max(three(drawn[name]), low), high) for name, (low, high) in space.items()}, by
 
 
-def by_optuna(space: Mapping[str, tuple[float, float]], trials: Sequence[Trial], seed: int) -> dict[str, float]:
-    """TPE over the trials so far. The study lives for one proposal: what is remembered is in trials.jsonl."""
+def by_optuna(
+    study: Any, space: Mapping[str, tuple[float, float]], known: Sequence[Trial], seed: int
+) -> dict[str, float]:
+    """TPE over the trials so far, which the study is told once. A sampler of its own: its draws depend on the seed alone."""
+    from optuna import distributions, samplers
+    from optuna.trial import TrialState, create_trial
+
+    ranges: Any = {name: distributions.FloatDistribution(low, high, log=True) for name, (low, high) in space.items()}
+    told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    for trial in known[len(told) :]:
+        value = None if trial.validation is None else trial.validation.value
+        seen = {step.epoch: step.value for step in trial.history}  # the later a trial was given up, the better it was
+        more: Any = {"state": TrialState.PRUNED if value is None else TrialState.COMPLETE, "intermediate_values": seen}
+        study.add_trial(create_trial(value=value, params=trial.parameters, distributions=ranges, **more))
+    study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+    asked = study.ask(ranges)
+    study.tell(asked, state=TrialState.FAIL)  # what is tried are three digits of it
+    return dict(asked.params)
+
+
+def new_study() -> Any:
+    """None without Optuna."""
+    if optuna_version() is None:
+        return None
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ranges: dict[str, Any] = {
-        name: optuna.distributions.FloatDistribution(low, high, log=True) for name, (low, high) in space.items()
-    }
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP))
-    for trial in trials:
-        known: dict[str, Any] = {"params": trial.parameters, "distributions": ranges}
-        if trial.validation is not None:
-            known |= {"value": trial.validation.value}
-        else:  # the later a trial was given up, the better it was
-            seen = {step.epoch: step.value for step in trial.history}
-            known |= {"state": optuna.trial.TrialState.PRUNED, "intermediate_values": seen}
-        study.add_trial(optuna.trial.create_trial(**known))
-    return dict(study.ask(ranges).params)
+    return optuna.create_study()
 
 
 def optuna_version() -> str | None:

@@ -21,8 +21,9 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from csada.costs import did_you_mean
 from csada.data.augment import Normalization
-from csada.data.cache import mapped, pixel_file
+from csada.data.cache import pixel_file
 from csada.data.fetch import Progress
+from csada.data.mapped import mapped
 from csada.data.pmi import AUGMENTATION, CLASSES, PRODUCTS, Product
 from csada.data.splits import PARTS, Part, Splits, check_scale
 from csada.data.store import entry, make_room

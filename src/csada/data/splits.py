@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from csada.data.augment import Augmentation, Normalization
+from csada.data.mapped import Mapped, packed
 from csada.errors import InputError
 
 PARTS = ("train", "validation", "test")
@@ -54,6 +55,15 @@ class Part:
         dtype = str(self.x.dtype).removeprefix("torch.")
         shape = tuple(self.x.shape[1:])
         return f"Part({len(self):,} samples of {shape} {dtype}, {self.normalization}, {self.augmentation})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a task: samples that are mapped from a file stay there, and of a view goes what it shows."""
+        return {name: packed(value) for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(
+            {name: value.opened() if isinstance(value, Mapped) else value for name, value in state.items()}
+        )
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:

@@ -104,7 +104,8 @@ def assembled(
         }
     everything = [path for part in PARTS for path in parts[part]]
     if len(everything) * 3 * size**2 <= IN_MEMORY:
-        everything.sort()
+        place = {path: i for i, path in enumerate(listing.ids)}
+        everything.sort(key=place.__getitem__)
     decoded = decode(everything, size, on_progress)
     if decoded.skipped:
         if not skip_bad:

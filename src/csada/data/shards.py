@@ -40,7 +40,7 @@ class Shards:
 
     def listing(self, validation: float, seed: int) -> Listing:
         found: Parts = {}
-        for name in sorted(self.where):
+        for name in self.where:  # in the order of the shards, in which they are read
             first = name.split("/")[0] if name.count("/") == 2 else ""
             found.setdefault("validation" if first in VALIDATION else first, []).append(name)
         if given := [part for part in found if part]:
@@ -54,9 +54,8 @@ class Shards:
 
     def decode(self, names: Sequence[str], size: int, on_progress: Progress | None) -> Decoded:
         identity = ["shards", sorted(self.stamps.items()), hashed(["\n".join(names).encode()]).hex()]
-        return decode(
-            identity, lambda: [(name, partial(tars.read, *self.where[name])) for name in names], size, on_progress
-        )
+        read = tars.reader()
+        return decode(identity, lambda: [(name, partial(read, *self.where[name])) for name in names], size, on_progress)
 
 
 def load(
@@ -100,9 +99,9 @@ def gathered(place: str, skip_bad: bool = False) -> Shards:
 def shorter_side(place: str, sample: int = 25) -> int:
     """The median over some of the images, in pixels."""
     found = list(gathered(place, skip_bad=True).where.values())
-    sides = []
+    sides, read = [], tars.reader(ahead=0)
     for each in found[:: -(-len(found) // sample)]:
-        with suppress(Exception), opened(io.BytesIO(tars.read(*each))) as image:  # broken ones are found by `load`
+        with suppress(Exception), opened(io.BytesIO(read(*each))) as image:  # broken ones are found by `load`
             sides.append(min(image.size))
     return int(np.median(sides or [224]))
 

@@ -355,3 +355,51 @@ def test_a_view_is_pickled_without_the_rest_of_its_tensor():
     found = pickle.loads(pickled)  # noqa: S301 - we wrote it
     assert len(pickled) < 10 * 3000 + 4000
     assert torch.equal(found.x, part.x) and torch.equal(found.y, part.y) and found.normalization == part.normalization
+
+
+TRY = "import sys; from csada.data.store import lock; print(lock(open(sys.argv[1], 'ab')))"
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_one_builder_at_a_time_fills_a_bounded_cache(photos, cache, monkeypatch, bounded):
+    """Or two would each fill the room that is left."""
+    root, names = photos
+    mark, free = cache / ".building", []
+
+    def another(done, total):
+        tried = subprocess.run(
+            [sys.executable, "-c", TRY, str(mark)], env=with_source(), text=True, capture_output=True
+        )
+        free.append((tried.stdout or tried.stderr).strip())
+
+    if bounded:
+        monkeypatch.setenv("CSADA_CACHE_GB", "1")
+    decode_files(root, names, 16, another)
+    another(0, 0)
+    assert free == ["False" if bounded else "True", "True"]
+
+
+BUILD_ANOTHER = """
+import sys, pathlib, csada.data.cache as c
+print("ready", flush=True)
+c.decode_files(pathlib.Path(sys.argv[1]), sys.argv[2:], 16)
+"""
+
+
+def test_builders_of_different_entries_do_not_exceed_the_bound(photos, cache, monkeypatch):
+    root, names = photos
+    monkeypatch.setenv("CSADA_CACHE_GB", str(1.5 * 20 * 3 * 16**2 / 1e9))  # room for one and its index
+    monkeypatch.setattr("csada.data.cache.PIECE", 4 * 3 * 16**2)
+    others = []
+
+    def start_another(done, total):
+        if not others:
+            command = [sys.executable, "-c", BUILD_ANOTHER, str(root), *names[:19]]
+            others.append(subprocess.Popen(command, env=with_source(), text=True, stdout=subprocess.PIPE))
+            assert others[0].stdout.readline() == "ready\n"
+
+    mine = decode_files(root, names, 16, start_another)
+    assert len(mine.images) == 20
+    del mine
+    others[0].communicate()  # it came first or last; it may also find that this one's entry is still in use
+    assert len(list(cache.glob("*.npy"))) == 1

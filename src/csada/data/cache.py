@@ -29,7 +29,7 @@ from csada.bounds import most
 from csada.data.fetch import Progress
 from csada.data.mapped import mapped, write_header
 from csada.data.splits import as_ids, hashed
-from csada.data.store import HALF, INDEX, PIECES, PIXELS, entry, full, lock, make_room
+from csada.data.store import HALF, INDEX, PIECES, PIXELS, entry, full, lock, room
 from csada.errors import InputError, RunError
 from csada.files import read_bytes, regular, sweep, synced, whole
 from csada.pixels import square
@@ -126,9 +126,10 @@ def decode(
         with contextlib.suppress(OSError):  # there is none yet
             sweep(place.parent)
         listed = images()
-        make_room(place, len(listed) * 3 * size**2)
-        _build(place, listed, size, on_progress)
-        found = _read(place, size)
+        with room(place, len(listed) * 3 * size**2):
+            if (found := _read(place, size)) is None:  # else another builder, for which we waited, had the same in mind
+                _build(place, listed, size, on_progress)
+                found = _read(place, size)
     if found is None:
         raise RunError(f"the cache written to {place.parent} cannot be read back; set CSADA_CACHE to another folder")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -177,11 +177,12 @@ def by_content(ids: NDArray[np.uint64], parts: Sequence[float], seed: int) -> li
     return [np.flatnonzero(group == k) for k in range(len(parts))]
 
 
-def repeated(ids: NDArray[np.uint64], names: Sequence[str], groups: Sequence[Any]) -> str:
+def repeated(ids: NDArray[np.uint64], name: Callable[[int], str], groups: Sequence[Any]) -> str:
     """The names of samples with the same content in different groups; nothing where there are none."""
-    first: dict[int, int] = {}
-    pairs = [(i, j) for j, key in enumerate(ids.tolist()) if groups[i := first.setdefault(key, j)] != groups[j]]
-    return some_of([f"{names[i]} and {names[j]}" for i, j in pairs])
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    later = np.flatnonzero(first[inverse] < np.arange(len(ids))).tolist()
+    pairs = [(i, j) for j in later if groups[i := int(first[inverse[j]])] != groups[j]]
+    return some_of([f"{name(i)} and {name(j)}" for i, j in pairs])
 
 
 def unrepresented(parts: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> dict[str, str]:

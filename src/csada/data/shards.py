@@ -70,10 +70,8 @@ def load(
 ) -> Splits:
     """The options are those of `csada.data.folder.load`. `skip_bad` also uses what a shard that is cut off has."""
     found = gathered(str(path), skip_bad)
-    root = Path(str(path))
-    return assembled(
-        root, found.listing(validation, seed), found.decode, scale, seed, size, flip, skip_bad, on_progress, found.cut
-    )
+    listing = found.listing(validation, seed)
+    return assembled(Path(path), listing, found.decode, scale, seed, size, flip, skip_bad, on_progress, found.cut)
 
 
 def gathered(place: str, skip_bad: bool = False) -> Shards:
@@ -111,9 +109,8 @@ Row = tuple[str, int, int, int]  # name, offset, size, id
 
 def _index(shard: str, known_by: list[Any]) -> tuple[list[Row], str]:
     """The images of a shard, once; and why it ends too early, if it does."""
-    file = entry(["shard", shard if tars.is_remote(shard) else str(Path(shard).resolve()), known_by]).with_suffix(
-        ".ids"
-    )
+    place = shard if tars.is_remote(shard) else str(Path(shard).resolve())
+    file = entry(["shard", place, known_by]).with_suffix(".ids")
     if (known := sealed(file)) is not None:
         rows, why = json.loads(known)
         return [tuple(row) for row in rows], why

@@ -13,7 +13,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -84,6 +83,8 @@ def load(
             column.add(some, texts[places[name]], decimal)
     classes = _classes(path, names)
     check("classes", len(classes), f"{path} has {len(classes):,} classes in column {label!r}")
+    for column in cells.values():
+        column.end()
     ids = _ids([cells[name].raw for name in sorted(features)])
     if same := repeated(ids, lambda i: f"line {lines[i]}", names):
         warnings.append(f"{path}: the same values in two classes: {same}; keep the right ones")
@@ -140,6 +141,8 @@ class _Column:
         self.wrong = ""  # why the first that is no number is none
         self.words = 0  # cells that do not even look like a number
         self._chunks = list[tuple[NDArray[np.float64], NDArray[np.bool_]]]()
+        # 8 bytes for each cell that depend on nothing else: its number, NaN where it is missing, or a hash of its word
+        self.raw, self.is_word = np.empty(0), np.empty(0, bool)
 
     def add(self, lines: Sequence[int], texts: Sequence[str], decimal: str) -> None:
         is_word, words = np.zeros(len(texts), bool), dict[str, int]()
@@ -160,20 +163,10 @@ class _Column:
         raw[is_word] = np.frombuffer(hashed(word.encode() for word in words), "<f8")[raw[is_word].astype(int)]
         self._chunks.append((raw, is_word))
 
-    @cached_property
-    def _whole(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        raw, is_word = (np.concatenate(chunks) for chunks in zip(*self._chunks, strict=True))
+    def end(self) -> None:
+        """All cells were added."""
+        self.raw, self.is_word = (np.concatenate(each) for each in zip(*self._chunks, strict=True))
         self._chunks.clear()
-        return raw, is_word
-
-    @property
-    def raw(self) -> NDArray[np.float64]:
-        """8 bytes for each cell that depend on nothing else: its number, NaN where it is missing, or a hash of its word."""
-        return self._whole[0]
-
-    @property
-    def is_word(self) -> NDArray[np.bool_]:
-        return self._whole[1]
 
     @property
     def values(self) -> NDArray[np.float64]:

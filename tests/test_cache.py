@@ -1,18 +1,23 @@
 """The cache of decoded images: right pixels, never stale, never half written, whoever else writes at the same time."""
 
+import copy
 import io
 import os
+import pickle
 import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from csada.data.cache import decode_files
+from csada.data.splits import Part
 from csada.errors import InputError, RunError
 from csada.pixels import square
 
@@ -316,3 +321,85 @@ def test_two_processes_may_build_at_once(photos, cache):
     assert len(entries) == 1  # the other one had finished
     assert sorted(path.suffix for path in cache.iterdir()) == [".npy", ".npz"]
     np.testing.assert_array_equal(decoded.images.numpy(), np.stack([by_hand(root / name, 16) for name in names]))
+
+
+LOADED = "import pickle, sys; x = pickle.load(sys.stdin.buffer).x; sys.stdout.buffer.write(x.numpy().tobytes())"
+
+
+def read_elsewhere(pickled):
+    return subprocess.run([sys.executable, "-c", LOADED], input=pickled, capture_output=True, env=with_source())
+
+
+def test_mapped_samples_are_pickled_as_the_name_of_their_file(photos, cache):
+    images = decode_files(*photos, 32).images
+    part = Part(images[3:9], torch.zeros(6, dtype=torch.long))
+    pickled = pickle.dumps(part)
+    assert len(pickled) < 4000 < part.x.nbytes == 6 * 3 * 32**2
+    elsewhere = read_elsewhere(pickled)
+    assert elsewhere.stdout == part.x.numpy().tobytes() == copy.copy(part).x.numpy().tobytes(), elsewhere.stderr
+    every_other = replace(part, x=part.x.flip(0), y=part.y)  # no longer a view of the file
+    assert torch.equal(copy.deepcopy(every_other).x, every_other.x)
+    part.x[2] = 7  # in memory, and not in the file
+    changed = pickle.dumps(part)
+    assert read_elsewhere(changed).stdout == part.x.numpy().tobytes() and len(changed) < part.x.nbytes + 4000
+    (file,) = cache.glob("*.npy")
+    file.unlink()
+    told = read_elsewhere(pickled).stderr.decode().splitlines()[-1]
+    assert "RunError" in told and str(file) in told and "CSADA_CACHE" in told
+
+
+def test_a_view_is_pickled_without_the_rest_of_its_tensor():
+    samples = torch.arange(3_000_000, dtype=torch.uint8).reshape(1000, 3000)
+    part = Part(samples[10:20], torch.arange(1000)[10:20])
+    pickled = pickle.dumps(part)
+    found = pickle.loads(pickled)  # noqa: S301 - we wrote it
+    assert len(pickled) < 10 * 3000 + 4000
+    assert torch.equal(found.x, part.x) and torch.equal(found.y, part.y) and found.normalization == part.normalization
+
+
+TRY = "import sys; from csada.data.store import lock; print(lock(open(sys.argv[1], 'ab')))"
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_one_builder_at_a_time_fills_a_bounded_cache(photos, cache, monkeypatch, bounded):
+    """Or two would each fill the room that is left."""
+    root, names = photos
+    mark, free = cache / ".building", []
+
+    def another(done, total):
+        tried = subprocess.run(
+            [sys.executable, "-c", TRY, str(mark)], env=with_source(), text=True, capture_output=True
+        )
+        free.append((tried.stdout or tried.stderr).strip())
+
+    if bounded:
+        monkeypatch.setenv("CSADA_CACHE_GB", "1")
+    decode_files(root, names, 16, another)
+    another(0, 0)
+    assert free == ["False" if bounded else "True", "True"]
+
+
+BUILD_ANOTHER = """
+import sys, pathlib, csada.data.cache as c
+print("ready", flush=True)
+c.decode_files(pathlib.Path(sys.argv[1]), sys.argv[2:], 16)
+"""
+
+
+def test_builders_of_different_entries_do_not_exceed_the_bound(photos, cache, monkeypatch):
+    root, names = photos
+    monkeypatch.setenv("CSADA_CACHE_GB", str(1.5 * 20 * 3 * 16**2 / 1e9))  # room for one and its index
+    monkeypatch.setattr("csada.data.cache.PIECE", 4 * 3 * 16**2)
+    others = []
+
+    def start_another(done, total):
+        if not others:
+            command = [sys.executable, "-c", BUILD_ANOTHER, str(root), *names[:19]]
+            others.append(subprocess.Popen(command, env=with_source(), text=True, stdout=subprocess.PIPE))
+            assert others[0].stdout.readline() == "ready\n"
+
+    mine = decode_files(root, names, 16, start_another)
+    assert len(mine.images) == 20
+    del mine
+    others[0].communicate()  # it came first or last; it may also find that this one's entry is still in use
+    assert len(list(cache.glob("*.npy"))) == 1

@@ -5,6 +5,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from samples import in_memory_of
 from test_cli import inside, refused
 
 import csada.data
@@ -63,6 +64,15 @@ def test_rows_are_read_a_few_at_a_time(tmp_path):
     assert next(rows) == (1, list("abcdefgh")) and next(rows)[0] == 2
     assert sum(1 for _ in islice(rows, 100_000)) == 100_000
     assert pa.total_allocated_bytes() - before < 8 * 8 * n / 2  # of pages and buffers; the whole is larger
+
+
+def test_a_table_is_in_memory_about_thrice_while_it_is_split(tmp_path):
+    """Cells as 8 bytes, as numbers row by row, and the training part's; the text of some rows beside them."""
+    n, k = 20_000, 40
+    columns = {f"c{i}": np.random.default_rng(i).random(n).astype(np.float32) for i in range(k)}
+    parquet.write_table(pa.table(columns | {"label": np.arange(n) % 3}), tmp_path / "t.parquet")
+    with in_memory_of(26 * n * k + 30_000_000):
+        csada.data.load(tmp_path / "t.parquet")
 
 
 def test_every_command_takes_a_parquet_table(tmp_path):

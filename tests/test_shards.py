@@ -12,6 +12,7 @@ from test_cli import csada as program
 import csada.data
 from csada.data.splits import PARTS
 from csada.sample import Sample
+from csada.tars import reader, walk
 from csada.workflow.predict import Model, predict
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -63,6 +64,61 @@ def test_shards_hold_what_a_folder_holds(tmp_path):
             assert {key: x.numpy().tobytes() for key, x in zip(other.ids.tolist(), other.x, strict=True)} == pixels
         assert csada.data.counts(where) == csada.data.counts(tmp_path / "photos")
     assert not list(tmp_path.glob("a/*/")) and not list(tmp_path.glob("b/*/"))
+
+
+@pytest.fixture
+def remote():
+    """fsspec's files in memory, and the requests for their content."""
+    fsspec = pytest.importorskip("fsspec")
+    memory, asked = fsspec.get_filesystem_class("memory"), []
+
+    class Counted(memory):
+        def cat_file(self, path, start=None, end=None, **options):
+            asked.append((path, start, end))
+            return super().cat_file(path, start, end, **options)
+
+    fsspec.register_implementation("memory", Counted, clobber=True)
+    files = Counted()
+    yield files, asked
+    files.rm("/photos", recursive=True)
+    fsspec.register_implementation("memory", memory, clobber=True)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_neighbours_in_a_remote_shard_come_in_one_request(tmp_path, monkeypatch, remote, in_memory):
+    files, asked = remote
+    if not in_memory:
+        monkeypatch.setattr("csada.data.folder.IN_MEMORY", 0)
+    for i in range(2):
+        shard = write(tmp_path / f"s/p-{i}.tar", keyed(40 * i, 40))
+        files.pipe(f"/photos/p-{i}.tar", shard.read_bytes())
+    there = csada.data.load("memory://photos/p-*.tar", size=16)
+    assert len(asked) <= 2 * (1 if in_memory else 3)  # of each shard a part at a time, where each part is a block
+    here = csada.data.load(tmp_path / "s", size=16)
+    for part in PARTS:
+        assert there.parts[part].names == here.parts[part].names
+        assert (there.parts[part].x == here.parts[part].x).all()
+
+
+def test_blocks_of_a_remote_shard_hold_whole_images(tmp_path, remote):
+    files, asked = remote
+    shard = write(tmp_path / "p.tar", keyed(0, 40))
+    files.pipe("/photos/p.tar", shard.read_bytes())
+    here, there = reader(), reader(ahead=20_000)
+    members = [member for member, _ in walk(str(shard), labels=False)]
+    for member in [*members, members[-1], members[3]]:
+        assert there("memory://photos/p.tar", member) == here(str(shard), member)
+    assert len(asked) <= 8 and all(end - start == 20_000 for _, start, end in asked)
+
+
+def test_a_remote_folder_is_one_of_shards(tmp_path, remote):
+    files, _ = remote
+    for part, first in (("train", 0), ("val", 30), ("test", 40)):
+        files.pipe(f"/photos/{part}/p.tar", write(tmp_path / f"s/{part}/p.tar", keyed(first, 10)).read_bytes())
+    splits = csada.data.load("memory://photos", size=16)
+    assert splits.fingerprint == csada.data.load(tmp_path / "s", size=16).fingerprint
+    files.pipe("/photos/images/a.jpg", jpeg(0))
+    refused("there is no file memory://photos/images; give a tar file, a folder of them", "memory://photos/images")
 
 
 def test_a_new_shard_moves_no_image(tmp_path):

@@ -151,7 +151,7 @@ def encoded(
         np.where(np.isin(column, MISSING)[:, None], np.nan, column[:, None] == np.array(known, object))
         for column, known in zip(words.T, categories, strict=True)
     ]
-    return np.concatenate([numbers, *blocks], 1)
+    return np.concatenate([numbers, *blocks], 1) if blocks else numbers
 
 
 def unknown(columns: Sequence[str], words: NDArray[np.object_], categories: Sequence[Sequence[str]]) -> Counter[str]:

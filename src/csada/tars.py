@@ -11,10 +11,12 @@ from __future__ import annotations
 import glob
 import os
 import tarfile
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
 from csada.bounds import check, most
@@ -62,7 +64,12 @@ def expanded(place: str) -> list[str]:
     """The shards, sorted by name."""
     if is_remote(place):
         files, path = _remote(place)
-        found = files.glob(path) if glob.has_magic(path) else [path]
+        folder = not (glob.has_magic(path) or path.lower().endswith(SUFFIX))
+        patterns = [f"{path}/{part}*{SUFFIX}" for part in ("", *(f"{part}/" for part in PARTS))] if folder else [path]
+        with _told(place):
+            found = [
+                each for pattern in patterns for each in (files.glob(pattern) if glob.has_magic(pattern) else [path])
+            ]
         shards = [files.unstrip_protocol(each) for each in found]
     elif os.path.isdir(place):
         shards = _in_folder(Path(place))
@@ -135,13 +142,25 @@ def walk(place: str, labels: bool = True) -> Iterator[tuple[Member, bytes]]:
         raise CutOff(f"{place} is cut off after {count:,} files; copy it again, or use what is there with --skip-bad")
 
 
-def read(place: str, member: Member) -> bytes:
-    if is_remote(place):
-        files, path = _remote(place)
-        return bytes(files.cat_file(path, start=member.offset, end=member.offset + member.size))
-    with regular(place).open("rb") as file:
-        file.seek(member.offset)
-        return file.read(member.size)
+def reader(ahead: int = 1 << 23) -> Callable[[str, Member], bytes]:
+    """Reads what is in a shard; a remote one so many bytes at a time, which threads that ask for neighbours share."""
+    busy, held = Lock(), deque[tuple[str, int, bytes]](maxlen=2)  # blocks; a late thread may still need the one before
+
+    def read(place: str, member: Member) -> bytes:
+        if not is_remote(place):
+            with regular(place).open("rb") as file:
+                file.seek(member.offset)
+                return file.read(member.size)
+        end = member.offset + member.size
+        with busy:
+            for shard, start, block in held:
+                if shard == place and start <= member.offset and end <= start + len(block):
+                    return block[member.offset - start : end - start]
+            files, path = _remote(place)
+            held.append((place, member.offset, files.cat_file(path, member.offset, max(end, member.offset + ahead))))
+            return bytes(held[-1][2][: member.size])
+
+    return read
 
 
 @contextmanager

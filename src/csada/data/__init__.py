@@ -123,18 +123,13 @@ def counts(
     """Part -> class -> samples, as `load` would make them; a folder's images are counted and not decoded."""
     module, where = find(os.fspath(name_or_path), data_dir)
     _check(options, os.fspath(name_or_path), data_dir)
-    if module == "csada.data.folder" and where is not None:
-        from csada.data import folder
-
-        listing = folder.listed(Path(where))
-        on_warnings(*listing.warnings)
-        return folder.counted(Path(where), listing.parts)
-    if module == "csada.data.shards":
+    if module in ("csada.data.folder", "csada.data.shards"):
         from csada.data import folder, shards
 
-        listing = shards.gathered(str(where)).listing(0.1, 0)
+        root, tar = Path(str(where)), module == "csada.data.shards"
+        listing = shards.gathered(str(where)).listing(0.1, 0) if tar else folder.listed(root)
         on_warnings(*listing.warnings)
-        return folder.counted(Path(str(where)), listing.parts)
+        return folder.counted(root, listing.parts)
     if module in ("csada.data.pills", "csada.data.pmi"):  # to draw or decode them takes minutes; the numbers are known
         from csada.data.pmi import PRODUCTS
 

@@ -38,12 +38,13 @@ class Normalization:
             raise InputError(f"{len(self.fill)} values to fill in for {len(self.mean)} means; as many are needed")
 
     def __call__(self, x: Tensor) -> Tensor:
+        own = None
         if not x.is_floating_point():
-            x = x.float()
+            x = own = x.float()
         factor, offset, fill = _affine(self, x.dtype, x.device, x.ndim)
         if self.fill:
             x = torch.where(x.isnan(), fill, x)
-        return torch.addcmul(offset, x, factor)
+        return torch.addcmul(offset, x, factor, out=own)  # a second batch of floats would cost more than the arithmetic
 
     def undo(self, x: Tensor) -> Tensor:
         """Back to the stored values (pixels), for pictures."""
@@ -101,19 +102,41 @@ def allowed_views(augmentation: Augmentation, shape: Sequence[int]) -> tuple[Vie
 
 
 def shift_and_flip(x: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Every image shifted by its own offsets, and mirrored or not, in one gather."""
+    """Every image shifted by its own offsets, and mirrored or not: on a CPU by copying, else in one gather."""
     n, _, height, width = x.shape
     device = x.device
+    offset = torch.randint(0, 2 * padding + 1, (2, n, 1), device=device, generator=generator)
+    mirrored = torch.rand(n, 1, device=device, generator=generator) < 0.5 if flip else None
+    if device.type == "cpu" and x.dtype == torch.uint8:
+        return _copied(x, padding, offset, mirrored)
     if padding:
         x = F.pad(x, (padding,) * 4)
-    offset = torch.randint(0, 2 * padding + 1, (2, n, 1), device=device, generator=generator)
     rows = offset[0] + torch.arange(height, device=device)
     columns = torch.arange(width, device=device).expand(n, width)
-    if flip:
-        mirrored = torch.rand(n, 1, device=device, generator=generator) < 0.5
+    if mirrored is not None:
         columns = torch.where(mirrored, width - 1 - columns, columns)
     columns = columns + offset[1]
     return _gather_pixels(x, rows[:, :, None], columns[:, None, :])
+
+
+def _copied(x: Tensor, padding: int, offset: Tensor, mirrored: Tensor | None) -> Tensor:
+    """Image by image: an index per pixel, as a gather needs it, is eight times as large as the pixel."""
+
+    def cuts(size: int) -> list[tuple[slice, slice]]:
+        """What is written, and what is read, by offset."""
+        forward = [slice(max(shift, 0), max(size + min(shift, 0), 0)) for shift in range(-padding, padding + 1)]
+        return list(zip(reversed(forward), forward, strict=True))
+
+    rows, columns = cuts(x.shape[2]), cuts(x.shape[3])
+    if mirrored is None:
+        mirrored = torch.zeros_like(offset[0], dtype=torch.bool)
+    offset[1] = torch.where(mirrored, 2 * padding - offset[1], offset[1])  # of what was mirrored before
+    out, sources = torch.zeros(x.shape, dtype=x.dtype), (x.numpy(), x.flip(3).numpy())
+    result = out.numpy()
+    for i, ([source], [top], [left]) in enumerate(zip(mirrored.int().tolist(), *offset.tolist(), strict=True)):
+        (to, of), (across, along) = rows[top], columns[left]
+        result[i, :, to, across] = sources[source][i, :, of, along]
+    return out
 
 
 def random_zoom(x: Tensor, zoom: tuple[float, float], generator: torch.Generator) -> Tensor:

@@ -12,9 +12,7 @@ import contextlib
 import hashlib
 import io
 import json
-import math
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,15 +21,15 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from csada.bounds import most
 from csada.data.fetch import Progress
+from csada.data.mapped import mapped, write_header
 from csada.data.splits import as_ids, hashed
-from csada.data.store import HALF, INDEX, PIECES, PIXELS, entry, full, lock, make_room
+from csada.data.store import HALF, INDEX, PIECES, PIXELS, entry, full, lock, room
 from csada.errors import InputError, RunError
 from csada.files import read_bytes, regular, sweep, synced, whole
 from csada.pixels import square
@@ -128,9 +126,10 @@ def decode(
         with contextlib.suppress(OSError):  # there is none yet
             sweep(place.parent)
         listed = images()
-        make_room(place, len(listed) * 3 * size**2)
-        _build(place, listed, size, on_progress)
-        found = _read(place, size)
+        with room(place, len(listed) * 3 * size**2):
+            if (found := _read(place, size)) is None:  # else another builder, for which we waited, had the same in mind
+                _build(place, listed, size, on_progress)
+                found = _read(place, size)
     if found is None:
         raise RunError(f"the cache written to {place.parent} cannot be read back; set CSADA_CACHE to another folder")
     return found
@@ -145,31 +144,6 @@ def _read(place: Path, size: int) -> Decoded | None:
         moments = found["moments"]
     images = mapped(place.with_suffix(PIXELS), len(names), size)
     return None if images is None else Decoded(images, names, skipped, moments)
-
-
-def mapped(path: Path, count: int, size: int) -> Tensor | None:
-    """[count, 3, size, size]: what `pixel_file` wrote, mapped from the disk; None where it is not whole.
-
-    Whoever maps it holds a lock on it, so that it is not removed to make room for others.
-    """
-    shape, header = (count, 3, size, size), io.BytesIO()
-    _write_header(header, shape)
-    start = header.tell()
-    try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(regular(path).open("rb"))
-            lock(file, shared=True, wait=True)
-            if file.read(start) != header.getvalue() or path.stat().st_size != start + math.prod(shape):
-                return None
-            with contextlib.suppress(OSError):  # another user's: it may look older than it is
-                os.utime(path)
-            if not count:
-                return torch.empty(shape, dtype=torch.uint8)
-            pixels = np.memmap(path, np.uint8, "c", start, shape)
-            weakref.finalize(pixels, stack.pop_all().close)
-            return torch.from_numpy(pixels)
-    except OSError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -205,7 +179,7 @@ def _build(place: Path, images: Sequence[Encoded], size: int, on_progress: Progr
             else:
                 half = stack.enter_context(whole(place.with_suffix(PIXELS)))
                 out = stack.enter_context(half.open("wb"))
-                _write_header(out, (0, 3, size, size))
+                write_header(out, (0, 3, size, size))
             for piece in _decoded(images, sum(each.seen for each in pieces), size, out, on_progress):
                 pieces.append(piece)
                 if alone:
@@ -231,7 +205,7 @@ def _build(place: Path, images: Sequence[Encoded], size: int, on_progress: Progr
 def _done(place: Path, out: IO[bytes], images: Sequence[Encoded], size: int) -> list[_Piece]:
     """The pieces that a killed builder left; what it wrote beyond them is cut off."""
     start, pieces = io.BytesIO(), []
-    _write_header(start, (0, 3, size, size))
+    write_header(start, (0, 3, size, size))
     length = out.seek(0, os.SEEK_END)
     with contextlib.suppress(FileNotFoundError), regular(place.with_suffix(PIECES)).open("rb") as log:
         end = start.tell()
@@ -278,7 +252,7 @@ def _finish(place: Path, out: IO[bytes], pieces: Sequence[_Piece], size: int) ->
     names = [name for piece in pieces for name in piece.names]
     skipped = [name for piece in pieces for name in piece.skipped]
     header = io.BytesIO()
-    _write_header(header, (len(names), 3, size, size))
+    write_header(header, (len(names), 3, size, size))
     out.seek(0)
     out.write(header.getvalue())
     out.flush()
@@ -297,7 +271,7 @@ def pixel_file(path: Path, count: int, size: int) -> Iterator[IO[bytes]]:
     """
     try:
         with whole(path) as partial, partial.open("wb") as out:
-            _write_header(out, (count, 3, size, size))
+            write_header(out, (count, 3, size, size))
             yield out
     except OSError as error:
         raise full(path.parent, error.strerror or str(error), count * 3 * size**2) from None
@@ -314,8 +288,3 @@ def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[n
         return str(error) or type(error).__name__
     wide = pixels.reshape(3, -1).astype(np.int64)
     return pixels, np.stack([wide.sum(1), (wide**2).sum(1)])
-
-
-def _write_header(out: IO[bytes], shape: tuple[int, ...]) -> None:
-    """The .npy header; NumPy leaves room in it for the first axis to change its number of digits."""
-    np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})

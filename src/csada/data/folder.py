@@ -104,7 +104,8 @@ def assembled(
         }
     everything = [path for part in PARTS for path in parts[part]]
     if len(everything) * 3 * size**2 <= IN_MEMORY:
-        everything.sort()
+        place = {path: i for i, path in enumerate(listing.ids)}
+        everything.sort(key=place.__getitem__)
     decoded = decode(everything, size, on_progress)
     if decoded.skipped:
         if not skip_bad:
@@ -216,9 +217,9 @@ def arranged(root: Path, parts: Parts, ids: NDArray[np.uint64], validation: floa
     paths = [path for part in parts.values() for path in part]
     id_of = dict(zip(paths, ids.tolist(), strict=True))
     warnings = []
-    if same := repeated(ids, paths, [_class_of(path) for path in paths]):
+    if same := repeated(ids, paths.__getitem__, [_class_of(path) for path in paths]):
         warnings.append(f"{root}: the same image in two classes: {same}; keep the right one")
-    if same := repeated(ids, paths, [part for part, members in parts.items() for _ in members]):
+    if same := repeated(ids, paths.__getitem__, [part for part, members in parts.items() for _ in members]):
         warnings.append(f"{root}: the same image in two parts: {same}; keep each in one part")
 
     def split(paths: list[str], shares: dict[str, float]) -> Parts:

@@ -21,11 +21,12 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from csada.costs import did_you_mean
 from csada.data.augment import Normalization
-from csada.data.cache import mapped, pixel_file
+from csada.data.cache import pixel_file
 from csada.data.fetch import Progress
+from csada.data.mapped import mapped
 from csada.data.pmi import AUGMENTATION, CLASSES, PRODUCTS, Product
 from csada.data.splits import PARTS, Part, Splits, check_scale
-from csada.data.store import entry, make_room
+from csada.data.store import entry, room
 from csada.errors import InputError, RunError
 from csada.files import StrPath
 
@@ -177,8 +178,7 @@ def _cached(part: str, counts: Sequence[int], seed: int, side: int, conditions: 
 
 def _written(path: Path, jobs: Sequence[Job], side: int, conditions: Conditions) -> Iterator[int]:
     """How many pictures have been added to the file, time and again: drawn in parallel, written in order."""
-    make_room(path.with_suffix(""), len(jobs) * 3 * side**2)
-    with pixel_file(path, len(jobs), side) as file:
+    with room(path.with_suffix(""), len(jobs) * 3 * side**2), pixel_file(path, len(jobs), side) as file:
         for pictures in _in_parallel(jobs, side, conditions):
             file.write(pictures.data)
             yield len(pictures)

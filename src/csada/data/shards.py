@@ -40,7 +40,7 @@ class Shards:
 
     def listing(self, validation: float, seed: int) -> Listing:
         found: Parts = {}
-        for name in sorted(self.where):
+        for name in self.where:  # in the order of the shards, in which they are read
             first = name.split("/")[0] if name.count("/") == 2 else ""
             found.setdefault("validation" if first in VALIDATION else first, []).append(name)
         if given := [part for part in found if part]:
@@ -54,9 +54,8 @@ class Shards:
 
     def decode(self, names: Sequence[str], size: int, on_progress: Progress | None) -> Decoded:
         identity = ["shards", sorted(self.stamps.items()), hashed(["\n".join(names).encode()]).hex()]
-        return decode(
-            identity, lambda: [(name, partial(tars.read, *self.where[name])) for name in names], size, on_progress
-        )
+        read = tars.reader()
+        return decode(identity, lambda: [(name, partial(read, *self.where[name])) for name in names], size, on_progress)
 
 
 def load(
@@ -71,10 +70,8 @@ def load(
 ) -> Splits:
     """The options are those of `csada.data.folder.load`. `skip_bad` also uses what a shard that is cut off has."""
     found = gathered(str(path), skip_bad)
-    root = Path(str(path))
-    return assembled(
-        root, found.listing(validation, seed), found.decode, scale, seed, size, flip, skip_bad, on_progress, found.cut
-    )
+    listing = found.listing(validation, seed)
+    return assembled(Path(path), listing, found.decode, scale, seed, size, flip, skip_bad, on_progress, found.cut)
 
 
 def gathered(place: str, skip_bad: bool = False) -> Shards:
@@ -100,9 +97,9 @@ def gathered(place: str, skip_bad: bool = False) -> Shards:
 def shorter_side(place: str, sample: int = 25) -> int:
     """The median over some of the images, in pixels."""
     found = list(gathered(place, skip_bad=True).where.values())
-    sides = []
+    sides, read = [], tars.reader(ahead=0)
     for each in found[:: -(-len(found) // sample)]:
-        with suppress(Exception), opened(io.BytesIO(tars.read(*each))) as image:  # broken ones are found by `load`
+        with suppress(Exception), opened(io.BytesIO(read(*each))) as image:  # broken ones are found by `load`
             sides.append(min(image.size))
     return int(np.median(sides or [224]))
 
@@ -112,9 +109,8 @@ Row = tuple[str, int, int, int]  # name, offset, size, id
 
 def _index(shard: str, known_by: list[Any]) -> tuple[list[Row], str]:
     """The images of a shard, once; and why it ends too early, if it does."""
-    file = entry(["shard", shard if tars.is_remote(shard) else str(Path(shard).resolve()), known_by]).with_suffix(
-        ".ids"
-    )
+    place = shard if tars.is_remote(shard) else str(Path(shard).resolve())
+    file = entry(["shard", place, known_by]).with_suffix(".ids")
     if (known := sealed(file)) is not None:
         rows, why = json.loads(known)
         return [tuple(row) for row in rows], why

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from csada.data.augment import Augmentation, Normalization
+from csada.data.mapped import Mapped, packed
 from csada.errors import InputError
 
 PARTS = ("train", "validation", "test")
@@ -54,6 +55,15 @@ class Part:
         dtype = str(self.x.dtype).removeprefix("torch.")
         shape = tuple(self.x.shape[1:])
         return f"Part({len(self):,} samples of {shape} {dtype}, {self.normalization}, {self.augmentation})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a task: samples that are mapped from a file stay there, and of a view goes what it shows."""
+        return {name: packed(value) for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(
+            {name: value.opened() if isinstance(value, Mapped) else value for name, value in state.items()}
+        )
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
@@ -167,11 +177,12 @@ def by_content(ids: NDArray[np.uint64], parts: Sequence[float], seed: int) -> li
     return [np.flatnonzero(group == k) for k in range(len(parts))]
 
 
-def repeated(ids: NDArray[np.uint64], names: Sequence[str], groups: Sequence[Any]) -> str:
+def repeated(ids: NDArray[np.uint64], name: Callable[[int], str], groups: Sequence[Any]) -> str:
     """The names of samples with the same content in different groups; nothing where there are none."""
-    first: dict[int, int] = {}
-    pairs = [(i, j) for j, key in enumerate(ids.tolist()) if groups[i := first.setdefault(key, j)] != groups[j]]
-    return some_of([f"{names[i]} and {names[j]}" for i, j in pairs])
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    later = np.flatnonzero(first[inverse] < np.arange(len(ids))).tolist()
+    pairs = [(i, j) for j in later if groups[i := int(first[inverse[j]])] != groups[j]]
+    return some_of([f"{name(i)} and {name(j)}" for i, j in pairs])
 
 
 def unrepresented(parts: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ process left half built counts like any other.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -14,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -22,13 +23,9 @@ from typing import IO, Any
 from csada.data.fetch import user_cache
 from csada.errors import InputError, RunError
 
-try:
-    import fcntl
-except ImportError:  # Windows: a file that is mapped cannot be removed there anyway
-    fcntl = None  # type: ignore[assignment]
-
 FOLDER, LIMIT = "CSADA_CACHE", "CSADA_CACHE_GB"
 KINDS = ("decoded", "pills", "features")  # folders of the user's cache
+LOCK = ".building"
 PIXELS, INDEX, HALF, PIECES = ".npy", ".npz", ".half", ".pieces"
 OWN = re.compile(rf"((?:pills-)?[0-9a-f]{{32}})(?:{PIXELS}|{INDEX}|{HALF}|{PIECES}|\.ids)")
 
@@ -36,7 +33,11 @@ OWN = re.compile(rf"((?:pills-)?[0-9a-f]{{32}})(?:{PIXELS}|{INDEX}|{HALF}|{PIECE
 def entry(identity: Sequence[Any], kind: str = "decoded") -> Path:
     """Where the cache keeps what is known by `identity`; the name lacks its ending."""
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    return Path(os.environ.get(FOLDER) or user_cache() / kind) / key
+    return (_root() if os.environ.get(FOLDER) else _root() / kind) / key
+
+
+def _root() -> Path:
+    return Path(os.environ.get(FOLDER) or user_cache())
 
 
 def limit() -> float:
@@ -54,9 +55,7 @@ def limit() -> float:
 
 
 def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
-    """Whether the file is ours until it is closed; never where the system has no such locks."""
-    if fcntl is None:
-        return False
+    """Whether the file is ours until it is closed; never where the file system has no such locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except OSError:
@@ -103,31 +102,41 @@ def entries() -> dict[str, Entry]:
 
 
 def _files() -> Iterator[Path]:
-    given = os.environ.get(FOLDER)
-    for folder in [Path(given)] if given else [user_cache() / kind for kind in KINDS]:
+    for folder in (_root(),) if os.environ.get(FOLDER) else (_root() / kind for kind in KINDS):
         with suppress(OSError):
             yield from folder.iterdir()
 
 
-def make_room(place: Path, needed: int) -> None:
-    """For an entry of so many bytes: others go where it would exceed the limit; RunError where it cannot be."""
-    most, others = limit(), entries()
-    own = others.pop(str(place), Entry()).size
-    total = sum(each.size for each in others.values())
-    for each in sorted(others.values(), key=lambda each: each.used):
-        if total + needed <= most:
-            break
-        if each.remove():
-            total -= each.size
-    if total + needed > most:
-        used = f", and {total / 1e9:.3g} GB in it are in use" if total and needed <= most else ""
-        raise RunError(
-            f"the decoded images take {needed / 1e9:.3g} GB, more than the cache may hold ({LIMIT} or --cache-gb "
-            f"{most / 1e9:g}){used}; allow more, or resize the images to fewer pixels"
-        )
-    free = shutil.disk_usage(next(each for each in place.parents if each.is_dir())).free
-    if needed - own > free:
-        raise full(place.parent, f"{free / 1e6:,.0f} MB are free", needed - own)
+@contextmanager
+def room(place: Path, needed: int) -> Iterator[None]:
+    """For an entry of so many bytes, until it is written: others go where it would exceed the limit; else RunError.
+
+    One builder at a time in a bounded cache: two would both be given the room that one of them fills.
+    """
+    most = limit()
+    with ExitStack() as stack:
+        if most < math.inf:
+            with suppress(OSError):  # whoever writes the entry says what is wrong
+                _root().mkdir(parents=True, exist_ok=True)
+                lock(stack.enter_context((_root() / LOCK).open("ab")), wait=True)
+        others = entries()
+        own = others.pop(str(place), Entry()).size
+        total = sum(each.size for each in others.values())
+        for each in sorted(others.values(), key=lambda each: each.used):
+            if total + needed <= most:
+                break
+            if each.remove():
+                total -= each.size
+        if total + needed > most:
+            used = f", and {total / 1e9:.3g} GB in it are in use" if total and needed <= most else ""
+            raise RunError(
+                f"the decoded images take {needed / 1e9:.3g} GB, more than the cache may hold ({LIMIT} or --cache-gb "
+                f"{most / 1e9:g}){used}; allow more, or resize the images to fewer pixels"
+            )
+        free = shutil.disk_usage(next(each for each in place.parents if each.is_dir())).free
+        if needed - own > free:
+            raise full(place.parent, f"{free / 1e6:,.0f} MB are free", needed - own)
+        yield
 
 
 def full(folder: Path, why: str, needed: int, kept: str = "") -> RunError:

@@ -9,10 +9,10 @@ Rows are read some at a time and kept as 8 bytes per cell. The text of a categor
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -72,19 +72,21 @@ def load(
     label, features = _roles(path, header, label, [ignore] if isinstance(ignore, str) else ignore, columns)
     places = {name: place for place, name in enumerate(header, start=first)}
     cells, decimal = {name: _Column(name) for name in features}, decimal_sign(path)
-    lines, names, known = list[int](), list[str](), dict[str, str]()
+    lines, names, known = array("q"), list[str](), dict[str, str]()
     for some, texts in _chunks(path):
         for line, name in zip(some, texts[places[label]], strict=True):
             if name in MISSING:
                 raise InputError(f"{path}, line {line} has no label in column {label!r}; fill it in or remove the line")
             names.append(known.setdefault(name, name))
-        lines += some
+        lines.extend(some)
         for name, column in cells.items():
             column.add(some, texts[places[name]], decimal)
     classes = _classes(path, names)
     check("classes", len(classes), f"{path} has {len(classes):,} classes in column {label!r}")
-    ids = content_ids(torch.from_numpy(np.stack([cells[name].raw for name in sorted(features)], 1)))
-    if same := repeated(ids, [f"line {line}" for line in lines], names):
+    for column in cells.values():
+        column.end()
+    ids = _ids([cells[name].raw for name in sorted(features)])
+    if same := repeated(ids, lambda i: f"line {lines[i]}", names):
         warnings.append(f"{path}: the same values in two classes: {same}; keep the right ones")
     indices = by_content(ids, (60, 20, 20), seed)
     own = columns is None or normalization is None
@@ -112,13 +114,16 @@ def load(
             raise InputError(f"{path}: {many}" if many else lacks)
         warnings.append(lacks)
     columns = (*(name for name in order if name not in categorical), *categorical)
-    n = len(columns) - len(categorical)
-    by_column = np.array([cells[name].values for name in columns[:n]]).reshape(n, len(names))
-    numbers = by_column.T.copy()  # row by row in memory, on which the last digits of the means depend
+    n, missing = len(columns) - len(categorical), {name: cells[name].missing for name in features}
+    numbers = np.empty((len(names), n))  # row by row in memory, on which the last digits of the means depend
+    for k, name in enumerate(columns[:n]):
+        numbers[:, k] = cells.pop(name).values
     words = _words(path, [places[name] for name in categorical], len(names))
     if own or normalization is None:
         categories, normalization = _learned(path, columns, numbers[indices[0]], words[indices[0]])
-        warnings += [f"{path}: {said}" for said in _said(cells, dict(zip(categorical, categories, strict=True)), words)]
+        warnings += [
+            f"{path}: {said}" for said in _said(missing, dict(zip(categorical, categories, strict=True)), words)
+        ]
         warnings += [f"{path}: {odd}" for odd in _odd(label, classes, columns, numbers)]
     warnings += [f"{path}: {line}" for line in said_of_unknown(unknown(categorical, words, categories))]
     x = torch.from_numpy(encoded(numbers, words, categories)).float()
@@ -135,7 +140,9 @@ class _Column:
         self.name = name
         self.wrong = ""  # why the first that is no number is none
         self.words = 0  # cells that do not even look like a number
-        self._raw, self._is_word = list[NDArray[np.float64]](), list[NDArray[np.bool_]]()
+        self._chunks = list[tuple[NDArray[np.float64], NDArray[np.bool_]]]()
+        # 8 bytes for each cell that depend on nothing else: its number, NaN where it is missing, or a hash of its word
+        self.raw, self.is_word = np.empty(0), np.empty(0, bool)
 
     def add(self, lines: Sequence[int], texts: Sequence[str], decimal: str) -> None:
         is_word, words = np.zeros(len(texts), bool), dict[str, int]()
@@ -154,17 +161,12 @@ class _Column:
                 raw[i], is_word[i] = words[text], True
         raw += 0.0  # -0 is 0
         raw[is_word] = np.frombuffer(hashed(word.encode() for word in words), "<f8")[raw[is_word].astype(int)]
-        self._raw.append(raw)
-        self._is_word.append(is_word)
+        self._chunks.append((raw, is_word))
 
-    @cached_property
-    def raw(self) -> NDArray[np.float64]:
-        """8 bytes for each cell that depend on nothing else: its number, NaN where it is missing, or a hash of its word."""
-        return np.concatenate(self._raw)
-
-    @cached_property
-    def is_word(self) -> NDArray[np.bool_]:
-        return np.concatenate(self._is_word)
+    def end(self) -> None:
+        """All cells were added."""
+        self.raw, self.is_word = (np.concatenate(each) for each in zip(*self._chunks, strict=True))
+        self._chunks.clear()
 
     @property
     def values(self) -> NDArray[np.float64]:
@@ -180,10 +182,17 @@ class _Column:
         return int((np.isnan(self.raw) & ~self.is_word).sum())
 
 
+def _ids(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.uint64]:
+    """[N], of some rows at a time: all of them side by side would be a second copy of the table."""
+    step = max(CELLS // len(columns), 1)
+    parts = (np.stack([each[start : start + step] for each in columns], 1) for start in range(0, len(columns[0]), step))
+    return np.concatenate([content_ids(torch.from_numpy(part)) for part in parts])
+
+
 def _learned(
     path: Path, columns: tuple[str, ...], numbers: NDArray[np.float64], words: NDArray[np.object_]
 ) -> tuple[tuple[tuple[str, ...], ...], Normalization]:
-    """The categories, and what is filled in and standardised, of the rows that are given: the training part."""
+    """The categories, and what is filled in and standardised, of a copy of the training part's rows, which is changed."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import OneHotEncoder
 
@@ -202,10 +211,10 @@ def _learned(
     fill, mean, std = np.empty((3, 0))
     categories: tuple[tuple[str, ...], ...] = ()
     if numbers.shape[1]:
-        fill = SimpleImputer(strategy="median").fit(numbers).statistics_
-        seen = np.where(np.isnan(numbers), fill, numbers)
+        fill = np.array([np.median(column[~np.isnan(column)]) for column in numbers.T])
+        np.copyto(numbers, fill, where=np.isnan(numbers))
         # a feature that never changes keeps its scale: its deviation is zero, or a rounding error, which is worse
-        mean, std = seen.mean(0), np.where(seen.min(0) < seen.max(0), seen.std(0), 1.0)
+        mean, std = numbers.mean(0), np.where(numbers.min(0) < numbers.max(0), numbers.std(0), 1.0)
     if words.shape[1]:
         imputer = SimpleImputer(missing_values=None, strategy="most_frequent").fit(blank)
         encoder = OneHotEncoder(sparse_output=False).fit(imputer.transform(blank))
@@ -215,14 +224,12 @@ def _learned(
     return categories, Normalization(tuple(mean.tolist()), tuple(std.tolist()), fill=tuple(fill.tolist()))
 
 
-def _said(
-    cells: dict[str, _Column], categories: dict[str, tuple[str, ...]], words: NDArray[np.object_]
-) -> Iterator[str]:
+def _said(missing: dict[str, int], categories: dict[str, tuple[str, ...]], words: NDArray[np.object_]) -> Iterator[str]:
     """What was found in the columns."""
     if categories:
         yield "categorical: " + ", ".join(f"{name} ({len(known)} categories)" for name, known in categories.items())
-    if missing := [f"{name} ({n} cell{'s' * (n > 1)})" for name, each in cells.items() if (n := each.missing)]:
-        yield f"missing: {', '.join(missing)}; the training part's median or most frequent category stands for them"
+    if some := [f"{name} ({n} cell{'s' * (n > 1)})" for name, n in missing.items() if n]:
+        yield f"missing: {', '.join(some)}; the training part's median or most frequent category stands for them"
     for name, column in zip(categories, words.T, strict=True):
         different, rows = len(set(column)), len(column)
         if different > max(MANY_CATEGORIES, rows / 10):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,22 +54,27 @@ class Log:
             self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}; give another file for the log") from None
-        self.names = [json.dumps(name) for name in classes]
-        self.row = f"[{','.join(['%.6g'] * len(classes))}]"
-        self.model = json.dumps(model)
+        self.names = np.array([f'"predicted":{json.dumps(name)},"expected_cost":' for name in classes], object)
+        self.ends = np.array(
+            [f',"referred":{word},"model":{json.dumps(model)}}}\n' for word in ("false", "true")], object
+        )
+        self.row = f'"input":"%s","probabilities":[{",".join(["%.6g"] * len(classes))}],%s%.6g%s'
 
     def write(self, decided: Sequence[Any], contents: Sequence[bytes], ids: Sequence[Any] | None = None) -> None:
         """decided: what `Classifier.decide` says of a batch. contents: to hash. Scores that are no numbers get no line."""
-        chosen, _, costs, refer, probabilities, *_ = (np.asarray(each).tolist() for each in decided)
+        chosen, _, costs, refer, probabilities = (np.asarray(each) for each in decided[:5])
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        lines = [
-            f'{{"time":"{time}",{f"{chr(34)}id{chr(34)}:{json.dumps(str(ids[i]))}," if ids is not None else ""}'
-            f'"input":"{sha256(contents[i]).hexdigest()}","probabilities":{self.row % tuple(p)},"predicted":{self.names[k]},'
-            f'"expected_cost":{cost:.6g},"referred":{"true" if referred else "false"},"model":{self.model}}}\n'
-            for i, (k, cost, referred, p) in enumerate(zip(chosen, costs, refer, probabilities, strict=True))
-            if math.isfinite(cost)
-        ]
-        self.append("".join(lines).encode())
+        start = f'{{"time":"{time}",' + '"id":%s,' * (ids is not None)
+        rows = np.flatnonzero(np.isfinite(costs))
+        columns: list[Any] = [] if ids is None else [[quoted(str(ids[i])) for i in rows]]
+        columns += [[sha256(contents[i]).hexdigest() for i in rows], *probabilities[rows].T]
+        columns += [self.names[chosen[rows]], costs[rows], self.ends[refer[rows].astype(int)]]
+        values = np.empty(
+            (len(rows), len(columns)), object
+        )  # all are written at once: a row's own call would cost as much again
+        for i, column in enumerate(columns):
+            values[:, i] = column
+        self.append(((start + self.row) * len(rows) % tuple(values.ravel().tolist())).encode())
 
     def append(self, text: bytes) -> None:
         """Whole lines, after a line that a killed program left half written."""

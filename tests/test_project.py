@@ -47,6 +47,13 @@ def test_paths_are_relative_to_the_file_and_names_stay_names(tmp_path, monkeypat
         assert given(Path("project"), text.format(data, costs), "fit")["costs"] == costs_seen
 
 
+def test_a_backbone_is_a_folder_relative_to_the_file_or_a_name(tmp_path, monkeypatch):
+    (tmp_path / "project" / "backbone").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for features, seen in (("backbone", "project/backbone"), ("timm:resnet18", "timm:resnet18")):
+        assert given(Path("project"), f'[train]\nfeatures = "{features}"\n') == {"features": seen}
+
+
 def test_a_folder_with_the_name_of_a_data_set_stays_a_folder(tmp_path, monkeypatch):
     (tmp_path / "pills").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -33,10 +33,11 @@ from csada.evidence import Environment
 from csada.folders import OWN
 from csada.methods import METHODS
 from csada.metrics import Evaluation
-from csada.models import Recipe, arguments_for
+from csada.models import Recipe, arguments_for, load_weights
 from csada.models import load as load_model
 from csada.models.factories import check_trust
 from csada.models.modes import best_device, best_precision, borrowed_threads
+from csada.models.weights import HUB
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
 from csada.workflow.engine import Engine, Task, Tell, carry_out
@@ -92,6 +93,7 @@ class Plan:
     baseline: Recipe  # as `train` would use it
     methods: dict[str, Options]
     threads: int
+    pretrained: str | None = None  # of every baseline
 
     @property
     def epochs(self) -> int:
@@ -129,6 +131,7 @@ def compare(
     lr: float | None = None,
     recipe: str | None = None,
     baseline_epochs: int | None = None,
+    pretrained: str | None = None,
     scale: float = 1.0,
     budget: float = 0.5,
     data_dir: str | os.PathLike[str] | None = None,
@@ -144,12 +147,12 @@ def compare(
     """Every method on every seed.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
-    fine-tuning; recipe and baseline_epochs those of the baseline. Model, size and recipe are those of `csada train` where
-    they are not given. budget: points of accuracy that the rule may lose. out: a folder for compare.json, from which the
-    same comparison resumes; more seeds are added to it. on_progress(done, total) counts epochs. on_start gets the plan
-    before training, on_estimate after the first epoch the seconds that all take at its pace. engine: where seeds are done side
-    by side, if there is `out`, told by on_runs; None: one after the other, here. Other options belong to the data: size, pixels
-    of an image's side; label and ignore, columns of a table.
+    fine-tuning; recipe, baseline_epochs and pretrained (weights to start from) those of the baseline. Model, size and recipe
+    are those of `csada train` where they are not given. budget: points of accuracy that the rule may lose. out: a folder for
+    compare.json, from which the same comparison resumes; more seeds are added to it. on_progress(done, total) counts epochs.
+    on_start gets the plan before training, on_estimate after the first epoch the seconds that all take at its pace. engine:
+    where seeds are done side by side, if there is `out`, told by on_runs; None: one after the other, here. Other options belong
+    to the data: size, pixels of an image's side; label and ignore, columns of a table.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
@@ -161,6 +164,8 @@ def compare(
     splits = load(data, data_dir, scale, 0, on_progress, **own)
     table = costs_for(costs, splits.classes)
     plan = make_plan(splits, table, names, model, recipe, baseline_epochs, epochs=epochs, lr=lr)
+    if pretrained is not None:  # workers may have another current folder
+        plan = replace(plan, pretrained=pretrained if pretrained.startswith(HUB) else os.path.abspath(pretrained))
     samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
     found = Comparison(
         splits.name, splits.fingerprint, scale, samples, splits.classes, table.values, plan, budget, environment()
@@ -215,7 +220,9 @@ def compare(
 
 def place(folder: Path, plan: Plan, splits: Splits, seed: int) -> Path:
     """Of what a seed keeps while it is under way."""
-    return folder / OWN / run_id(splits, model=plan.model, baseline=plan.baseline, seed=seed)
+    return (
+        folder / OWN / run_id(splits, model=plan.model, baseline=plan.baseline, seed=seed, pretrained=plan.pretrained)
+    )
 
 
 def all_rows(
@@ -297,7 +304,8 @@ def one_seed(
         return runs
 
     own = arguments_for(plan.model, splits.shape)
-    start = load_model(plan.model, len(costs), seed=seed, **own).to(best_device())
+    start = load_model(plan.model, len(costs), seed=seed, **own)
+    start = (load_weights(start, plan.pretrained, seed=seed) if plan.pretrained else start).to(best_device())
     started = time.perf_counter()
     baseline, history = train_stages(start, splits, plan.baseline, seed, count.epoch, checkpoints)
     seconds = time.perf_counter() - started

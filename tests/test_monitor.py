@@ -571,6 +571,19 @@ def test_the_page_opens_and_says_when_not_to_trust_it(folder, classifier, tmp_pa
         assert not wrong
 
 
+def test_charts_name_periods_leave_gaps_and_pairs_are_counted(folder, log):
+    """Periods without an estimate were left out, so that days stood side by side that were weeks apart."""
+    days = [1] * 250 + [2] * 10 + [4] * 250 + [5] * 90
+    rewritten(log, lambda i, values: values.update(time=f"2026-03-0{days[i]}T10:00:00Z"))
+    found = monitor(folder, log, "day")
+    text = page(found)
+    charts = {name: text.split(f'id="{name}-chart"')[1].split("</svg>")[0] for name in ("cost", "pairs")}
+    assert charts["cost"].count("<polygon") == 2 and charts["cost"].count("<polyline") == 3  # two runs, and validation
+    assert "2026-03-01</text>" in charts["cost"] and "2026-03-05</text>" in charts["pairs"] and "nan" not in text
+    assert "ants \u2192 dogs" in charts["pairs"] and "critical pairs" not in text
+    assert "of 9 critical pairs" in page(replace(found, critical=9))
+
+
 # -- the schema, without csada -----------------------------------------------------------------------------
 
 

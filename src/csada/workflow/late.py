@@ -22,7 +22,7 @@ from csada.logbook import Decisions, key_of
 from csada.rows import read_rows
 from csada.workflow.versions import as_given, save_version
 
-LABELLED = 100_000  # decisions that a re-calibration is fitted on, at most
+LABELLED = 20_000  # decisions that a re-calibration is fitted on, at most: the newest
 NAMES = ("input", "id")  # what names a case, as in Decisions.keys
 LOWEST = math.log(np.finfo(np.float32).tiny)  # of a log of probabilities, which a log keeps in single precision
 
@@ -144,17 +144,20 @@ class Labelled:
             else:
                 self.seen.add(names[i])
                 new.append(i)
-        if some := new[: max(LABELLED - sum(map(len, self.truth)), 0)]:
+        if some := new[-LABELLED:]:
             self.probabilities.append(found.probabilities[some])
             self.truth.append(truth[some])
+        while sum(map(len, self.truth[1:])) >= LABELLED:
+            del self.probabilities[0], self.truth[0]
 
     def offer(self) -> Offer | None:
         """The simplest calibration that is clearly better than what the model has."""
-        n = sum(map(len, self.truth))
+        n = min(sum(map(len, self.truth)), LABELLED)
         if n < FEWEST:
             return None
-        truth, rows = np.concatenate(self.truth), np.arange(n)
-        scores = centred(np.maximum(np.log(np.concatenate(self.probabilities).astype(float)), LOWEST))
+        truth, rows = np.concatenate(self.truth)[-n:], np.arange(n)
+        p = np.concatenate(self.probabilities)[-n:].astype(float)
+        scores = centred(np.log(np.maximum(p, math.exp(LOWEST))))
         kind = choose_calibration(scores, truth, CALIBRATIONS)
         before, after = (
             -each[rows, truth] for each in (log_softmax(scores, axis=1), cross_fitted(scores, truth, kind))

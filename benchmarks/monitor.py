@@ -1,7 +1,7 @@
 """csada monitor against the truth, in simulated deployments, and what log and estimate cost in time.
 
     python benchmarks/monitor.py shift     estimates under changed class frequencies and damaged images, on three data sets
-    python benchmarks/monitor.py speed     a million logged decisions
+    python benchmarks/monitor.py speed     a million logged decisions, with and without late labels
     python benchmarks/monitor.py log       csada predict with and without a log
 
 Each writes its part of results/monitor.json. Class frequencies are drawn from Dirichlet(1), ten times; chunks are drawn from
@@ -36,7 +36,6 @@ from csada.evidence import side_of
 from csada.manifest import deployed
 from csada.models import cnn
 from csada.reading import plain
-from csada.workflow.predict import open_log, open_model, predict
 from csada.workflow.runs import environment
 
 RECORD = Path("results/monitor.json")
@@ -223,64 +222,108 @@ def shift(names):
     return found
 
 
-def made_in(place):
-    """A digits model in the folder `model`."""
-    here, run = Path(place), [sys.executable, "-m", "csada"]
-    quiet = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([*run, "train", "digits", "--epochs", "20", "--out", here / "base"], **quiet)
-    fit = ["fit", here / "base", "digits", "--costs", "pareto:0", "--epochs", "0", "--out", here / "model"]
-    subprocess.run([*run, *fit], **quiet)
+QUIET = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+RUN = [sys.executable, "-m", "csada"]
+
+
+def made_in(place, data="digits"):
+    """A model of digits in the folder `model`."""
+    here = Path(place)
+    subprocess.run([*RUN, "train", data, "--epochs", "20", "--out", here / "base"], **QUIET)
+    fit = ["fit", here / "base", data, "--costs", "pareto:0", "--epochs", "0", "--out", here / "model"]
+    subprocess.run([*RUN, *fit], **QUIET)
     return here
 
 
+def measured(*words, to=os.devnull):
+    """Seconds, CPU seconds and peak memory of a command."""
+    with open(to, "wb") as out:
+        start = time.perf_counter()
+        process = subprocess.Popen([*RUN, *words], stdout=out, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{words} ended with {status}")
+    cpu = usage.ru_utime + usage.ru_stime
+    return {"seconds": time.perf_counter() - start, "cpu_seconds": cpu, "peak_mb": usage.ru_maxrss / 1024}
+
+
 def log(_):
-    """predict with a log and without, CPU seconds: on images of 8 x 8 and a small CNN, where a log weighs most."""
+    """predict with a log and without: CPU seconds of the whole command, less those of a command with one sample.
+
+    Rows of 16 numbers, by a folder and by an ONNX file; and images of 8 x 8 with a small CNN. Large networks and images take
+    longer, so that a log weighs less.
+    """
+    found = {}
     with tempfile.TemporaryDirectory() as place:
-        here = made_in(place)
-        (images := here / "images").mkdir()
-        for i, image in enumerate(csada.data.load("digits").test.x.repeat(6, 1, 1, 1)[:2000]):
-            Image.fromarray((image[0].numpy() * 15).astype(np.uint8)).save(images / f"{i}.png")
-        model, times = open_model(here / "model", "cpu"), {False: [], True: []}
-        for turn in range(-2, 40):  # two to warm up
-            logged = turn % 4 in (1, 2)
-            with open_log(here / "log.jsonl", model) as file:
-                start = time.process_time()
-                for _ in predict(model, [images], log=file if logged else None):
-                    pass
-                times[logged] += [time.process_time() - start] * (turn >= 0)
-    plain_s, log_s = (min(times[logged]) for logged in (False, True))  # other programs only ever add
-    found = {"images": 2000, "cpu_seconds": plain_s, "cpu_seconds_with_log": log_s, "added": log_s / plain_s - 1}
-    print(json.dumps(found, indent=1))
+        here, seeing = made_in(place), csada.data.load("digits")
+        (few := here / "few").mkdir()
+        (many := here / "many").mkdir()
+        for i, image in enumerate(seeing.test.x.repeat(40, 1, 1, 1)[:10_000]):
+            Image.fromarray((image[0].numpy() * 15).astype(np.uint8)).save(many / f"{i}.png")
+        (few / "0.png").write_bytes((many / "0.png").read_bytes())
+        (other := here / "table").mkdir()
+        x, y = (torch.cat([getattr(part, each) for part in seeing.parts.values()]).numpy() for each in "xy")
+        x = x.astype(float).reshape(-1, 4, 2, 4, 2).mean((2, 4)).reshape(-1, 16)
+        header = ",".join(f"x{i}" for i in range(16))
+        rows = [",".join(f"{v:g}" for v in row) for row in x]
+        (other / "digits.csv").write_text(
+            "\n".join([f"{header},label", *(f"{r},{k}" for r, k in zip(rows, y, strict=True))])
+        )
+        made_in(other, other / "digits.csv")
+        subprocess.run([*RUN, "export", other / "model", "--out", other / "model.onnx"], **QUIET)
+        for name, n in (("one.csv", 1), ("rows.csv", 200_000)):
+            (other / name).write_text("\n".join([header, *(rows[i % len(rows)] for i in range(n))]))
+        for name, samples, model, one, inputs in (
+            ("rows, folder", 200_000, other / "model", other / "one.csv", other / "rows.csv"),
+            ("rows, ONNX", 200_000, other / "model.onnx", other / "one.csv", other / "rows.csv"),
+            ("images, folder", 10_000, here / "model", few, many),
+        ):
+            kinds = {"start": [one], "plain": [inputs], "logged": [inputs, "--log", here / "log.jsonl"]}
+            times = {kind: [] for kind in kinds}
+            for _ in range(5):  # in turn: the machine may get slower
+                for kind, words in kinds.items():
+                    (here / "log.jsonl").unlink(missing_ok=True)
+                    told = measured("predict", model, *words, "--out", here / "decided.csv", "--force")
+                    times[kind].append(told["cpu_seconds"])
+            start, plain_s, log_s = (min(times[kind]) for kind in kinds)  # other programs only ever add
+            found[name] = {"samples": samples, "start": start, "cpu_seconds": plain_s, "cpu_seconds_with_log": log_s}
+            found[name]["added"] = (log_s - plain_s) / (plain_s - start)
+            print(name, json.dumps(found[name]), flush=True)
     return found
 
 
-def speed(_):
-    """A million decisions of a digits model."""
-    found = {}
+def speed(sizes):
+    """A million decisions of a digits model in thirty days, each with an id and an input of its own."""
+    found, n = {}, int(sizes[0]) if sizes else 1_000_000
     with tempfile.TemporaryDirectory() as place:
-        here, run = made_in(place), [sys.executable, "-m", "csada"]
-        classifier, splits = Classifier.load(here / "model"), csada.data.load("digits")
-        x = splits.test.x
-        for _ in range(30):
-            classifier.log(here / "some.jsonl", x)
-        lines = (here / "some.jsonl").read_bytes().splitlines(keepends=True)
-        with (here / "million.jsonl").open("wb") as file:
-            for start in range(0, 1_000_000, len(lines)):
-                file.writelines(lines[: min(len(lines), 1_000_000 - start)])
-        for every in ("1000", "day"):
-            start, told = time.perf_counter(), here / "told.json"
-            with told.open("wb") as file:
-                process = subprocess.Popen(
-                    [*run, "monitor", here / "model", here / "million.jsonl", "--every", every, "--json"], stdout=file
+        here = made_in(place)
+        classifier, part = Classifier.load(here / "model"), csada.data.load("digits").test
+        classifier.log(here / "some.jsonl", part.x)
+        lines = [line.partition(b',"probabilities"')[2] for line in (here / "some.jsonl").read_bytes().splitlines()]
+        names = [classifier.classes[k] for k in part.y]
+        with (here / "log.jsonl").open("wb") as file, (here / "late.csv").open("w") as late:
+            late.write("id,label\n")
+            for i in range(n):
+                some = i % len(lines)
+                start = f'{{"time":"2026-03-{1 + 30 * i // n:02}T10:00:00Z","id":"case {i}","input":"{i:064x}"'
+                file.write(start.encode() + b',"probabilities"' + lines[some] + b"\n")
+                late.write(f"case {i},{names[some]}\n")
+        for every in ("1000", "day", str(n)):  # the last: one period of all
+            for kind, more in (("", []), (", as many late labels", ["--labels", here / "late.csv"])):
+                words = (
+                    "monitor",
+                    here / "model",
+                    here / "log.jsonl",
+                    "--every",
+                    every,
+                    "--no-change",
+                    "--json",
+                    *more,
                 )
-                _, _, usage = os.wait4(process.pid, 0)
-            found[f"million, every {every}"] = {
-                "periods": len(json.loads(told.read_text())["found"]["periods"]),
-                "seconds": time.perf_counter() - start,
-                "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                "peak_mb": usage.ru_maxrss / 1024,
-            }
-    print(json.dumps(found, indent=1))
+                told = measured(*words, to=here / "told.json")
+                periods = json.loads((here / "told.json").read_text())["found"]["periods"]
+                found[f"{n:,}, every {every}{kind}"] = {"periods": len(periods), **told}
+                print(every, kind, json.dumps(told), flush=True)
     return found
 
 
@@ -312,6 +355,6 @@ if __name__ == "__main__":
     what, *names = sys.argv[1:] or ["shift"]
     made = {"shift": shift, "speed": speed, "log": log}[what](names)
     known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    known.setdefault(what, {}).update(made)
-    known["environment"] = plain(environment())
+    known[what] = made if what != "shift" else known.get(what, {}) | made
+    known.setdefault("environment", {})[what] = plain(environment())
     RECORD.write_text(json.dumps(known, indent=1) + "\n")

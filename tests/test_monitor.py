@@ -26,6 +26,7 @@ from csada.manifest import deployed
 from csada.report.monitor import page
 from csada.workflow.late import recalibrate
 from csada.workflow.monitor import Bounds, monitor
+from csada.workflow.versions import read_priors
 
 CLASSES = ("ants", "<b>bees</b>", "crabs", "dogs")
 K, SURE = len(CLASSES), 3.0
@@ -281,7 +282,9 @@ def test_alarms_are_rules_of_the_project_and_set_the_exit_code(folder, log, tmp_
     )
     run = inside("monitor", "--json")
     assert run.returncode == 1, run.stderr
-    alarms = json.loads(run.stdout)["alarms"]
+    told = json.loads(run.stdout)
+    alarms, period, trusted = told["alarms"], told["period"], told["trusted"]
+    assert (period, trusted) == ("301 to 600", True) and told["found"]["critical"] == 5
     assert any("class frequencies moved by" in each for each in alarms)
     (tmp_path / "csada.toml").write_text(f'[monitor]\nmodel = "{folder}"\nlog = "log.jsonl"\nevery = "300"\n')
     assert inside("monitor").returncode == 0
@@ -289,6 +292,7 @@ def test_alarms_are_rules_of_the_project_and_set_the_exit_code(folder, log, tmp_
     assert "unknown key 'cost_raise' in [monitor]" in refused("monitor")
     (tmp_path / "csada.toml").unlink()
     assert "unknown class 'ant'" in refused("monitor", folder, log, "--pair", "ant>dogs=0.1")
+    assert "names 'ants' twice" in refused("monitor", folder, log, "--pair", "ants>ants=0.1")
     assert "is not TRUTH>PREDICTED=SHARE" in refused("monitor", folder, log, "--pair", "ants>dogs=ten")
     assert "give day, week or a number" in refused("monitor", folder, log, "--every", "month")
 
@@ -320,6 +324,72 @@ def test_late_labels_set_the_truth_beside_the_estimate(folder, log, tmp_path):
     assert "label is needed, and input or id" in refused("monitor", folder, log, "--labels", late)
 
 
+def labelled(path, rows, header="id,label"):
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def test_an_empty_name_of_a_case_labels_nothing(folder, classifier, tmp_path):
+    """It was the label of every decision without such a name."""
+    classifier.log(log := tmp_path / "log.jsonl", (x := cases(1, 60)[0]))  # no ids
+    late = labelled(tmp_path / "late.csv", ["7,dogs", ",ants"])
+    assert f"{late}, line 3: id is empty; name the case" in refused("monitor", folder, log, "--labels", late)
+    labelled(late, ["7,dogs"])
+    assert monitor(folder, log, "60", labels=late).periods[0].truth is None
+    inputs = [sha256(row.tobytes()).hexdigest() for row in x[:2]]
+    classifier.log(log, x[2:3], ids=["own"])
+    labelled(late, [f"{inputs[0]},,ants", ",own,dogs", f"{inputs[1]},else,"], "input,id,label")
+    found = monitor(folder, log, "60", labels=late)
+    assert "2 labels of" in found.notes[0] and "belong to 2 logged decisions" in found.notes[0]
+    assert f"1 rows of {late} have no label yet" in found.notes
+
+
+def test_an_id_of_several_cases_has_no_label_and_a_repeated_case_is_told(folder, classifier, tmp_path):
+    """Row numbers that start anew in each batch: one label went to all cases of that number."""
+    log, ((first, y), (second, z)) = tmp_path / "log.jsonl", (cases(seed, 60) for seed in (1, 2))
+    classifier.log(log, first, ids=range(60))
+    classifier.log(log, second, ids=range(50, 110))
+    late = labelled(tmp_path / "late.csv", [f"{i},{CLASSES[k]}" for i, k in enumerate([*y, *z[10:]])])
+    found = monitor(folder, log, "120", labels=late)
+    assert found.periods[0].truth.labelled == 100
+    assert "110 labels" in found.notes[0] and "left out 10 labels" in found.notes[1]
+    classifier.log(log, first[:20], ids=range(20))  # written again
+    found = monitor(folder, log, "140", labels=late)
+    assert found.periods[0].truth.labelled == 120
+    assert "120 logged decisions; 20 of these repeat an earlier one on the same case" in found.notes[0]
+    rewritten(log, lambda _, values: values.pop("input"))  # then nobody knows whether it is the same case
+    assert "left out 30 labels" in monitor(folder, log, "140", labels=late).notes[1]
+
+
+def test_two_labels_for_one_decision_are_refused(folder, log, tmp_path):
+    late = labelled(tmp_path / "late.csv", [f"{entries(log)[5]['input']},,ants", ",5,dogs"], "input,id,label")
+    assert "two labels for one decision" in refused("monitor", folder, log, "--labels", late)
+
+
+@pytest.mark.parametrize("when", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2300-01-01T00:00:00Z"])
+def test_a_time_that_cannot_be_is_a_line_left_out(folder, log, when):
+    rewritten(log, lambda i, values: values.update(time=when) if i == 7 else None)
+    for every in ("300", "day"):
+        (note,) = monitor(folder, log, every).notes
+        assert "left out 1 of 600 lines: with a time that cannot be" in note
+
+
+def test_a_number_too_large_for_any_float_is_a_line_left_out(folder, log):
+    def spoil(i, values):
+        if i == 7:
+            values["probabilities"][0] = 10**400
+
+    (note,) = monitor(folder, rewritten(log, spoil), "300").notes
+    assert "left out 1 of 600 lines: with probabilities that" in note
+
+
+def test_one_line_far_in_the_future_is_one_step_back(folder, log):
+    """It made each line after it one that came too early."""
+    rewritten(log, lambda i, values: values.update(time="2099-01-01T00:00:00Z") if i == 0 else None)
+    (note,) = monitor(folder, log, "300").notes
+    assert note.startswith("the time goes back by more than 60 s once:")
+
+
 def test_a_recalibration_is_offered_and_written_only_where_asked_and_to_a_new_folder(folder, classifier, tmp_path):
     x, y = cases(5, 1200, sure=1.5)  # the classes came closer: the old probabilities are far too sure
     classifier.log(log := tmp_path / "log.jsonl", x)
@@ -338,8 +408,72 @@ def test_a_recalibration_is_offered_and_written_only_where_asked_and_to_a_new_fo
     fresh, truth = cases(6, 2000, sure=1.5)
     entropy = [-np.log(c.probabilities(fresh)[np.arange(2000), truth]).mean() for c in (classifier, new)]
     assert entropy[1] < entropy[0] and new.fingerprint != classifier.fingerprint
-    assert classifier.fingerprint in (tmp_path / "new" / "CHANGES.md").read_text()
+    told = (tmp_path / "new" / "CHANGES.md").read_text()
+    assert f"Made from model ({classifier.fingerprint})" in told and str(folder) not in told
+    assert re.search(r"\n## 20\d\d-\d\d-\d\dT", told) and "- the calibration of the scores" in told
     assert "is there already" in refused("monitor", folder, log, "--labels", late, "--recalibrate", tmp_path / "new")
+
+
+def test_a_recalibrated_model_is_compared_with_the_labelled_decisions(folder, classifier, tmp_path):
+    """It was compared with the validation samples of old, and so it raised an alarm for ever."""
+
+    def late_for(log, x, y):
+        names = [sha256(row.tobytes()).hexdigest() for row in x]
+        return labelled(
+            tmp_path / "late.csv", [f"{n},{CLASSES[k]}" for n, k in zip(names, y, strict=True)], "input,label"
+        )
+
+    x, y = cases(5, 1200, sure=1.5)
+    classifier.log(log := tmp_path / "log.jsonl", x)
+    found = monitor(folder, log, "1200", labels=late_for(log, x, y))
+    assert not found.newest.trusted
+    new = csada.Classifier.load(recalibrate(folder, log, found.offer, tmp_path / "new"))
+    p = np.exp(
+        new.evidence.logits("before", "validation") @ new.decision.automatic(COSTS).affine[0]
+        + new.decision.automatic(COSTS).affine[1]
+    )
+    np.testing.assert_allclose(new.probabilities(x), p / p.sum(1, keepdims=True), rtol=1e-3, atol=1e-5)
+    fresh, truth = cases(6, 600, [0.55, 0.25, 0.15, 0.05], sure=1.5)
+    new.log(log2 := tmp_path / "log2.jsonl", fresh)
+    later = monitor(tmp_path / "new", log2, "600")
+    assert later.newest.trusted and not later.newest.alarms
+    paid = COSTS.values[truth, new.predict(fresh)].mean()
+    assert later.newest.cost.band.low <= paid <= later.newest.cost.band.high
+    harder, y = cases(7, 1200, sure=0.8)  # and once more
+    new.log(log3 := tmp_path / "log3.jsonl", harder)
+    found = monitor(tmp_path / "new", log3, "1200", labels=late_for(log3, harder, y))
+    assert not found.newest.trusted
+    newer = csada.Classifier.load(recalibrate(tmp_path / "new", log3, found.offer, tmp_path / "newer"))
+    newer.log(log4 := tmp_path / "log4.jsonl", cases(8, 600, sure=0.8)[0])
+    assert monitor(tmp_path / "newer", log4, "600").newest.trusted
+    told = (tmp_path / "newer" / "CHANGES.md").read_text()
+    assert told.startswith((tmp_path / "new" / "CHANGES.md").read_text().rstrip()) and told.count("\n## ") == 2
+
+
+def test_frequencies_become_a_new_version_where_they_are_to_be_trusted(folder, classifier, log, tmp_path):
+    run = inside("monitor", folder, log, "--every", "600", "--reweight", tmp_path / "new")
+    assert run.returncode == 0, run.stderr
+    new, told = csada.Classifier.load(tmp_path / "new"), (tmp_path / "new" / "CHANGES.md").read_text()
+    assert new.fingerprint != classifier.fingerprint and "class frequencies in deployment: ants 5" in told
+    assert "600 decisions" in told and classifier.fingerprint in told
+    x, y = cases(11, 4000, [0.55, 0.25, 0.15, 0.05])
+    entropy = [-np.log(c.probabilities(x)[np.arange(4000), y]).mean() for c in (classifier, new)]
+    assert entropy[1] < entropy[0]
+    new.log(tmp_path / "log2.jsonl", x[:600])
+    assert monitor(tmp_path / "new", tmp_path / "log2.jsonl", "600").newest.trusted
+    assert "a new version gets a new folder" in refused("monitor", folder, log, "--reweight", tmp_path / "new")
+    classifier.log(hurt := tmp_path / "hurt.jsonl", cases(8, 600, sure=1.5)[0])
+    told = refused("monitor", folder, hurt, "--every", "600", "--reweight", tmp_path / "other")
+    assert "in 1 to 600 more changed" in told and not (tmp_path / "other").exists()
+
+
+def test_a_class_that_did_not_come_keeps_a_frequency(folder, classifier, tmp_path):
+    """It was 0.000000, after which the class could never be decided again."""
+    classifier.log(log := tmp_path / "log.jsonl", cases(1, 60, [1.0, 0, 0, 0])[0])
+    run = inside("monitor", folder, log, "--every", "60", "--suggest-priors", tmp_path / "priors.csv")
+    assert run.returncode == 0 and "no case of" in run.stderr and "as if one case more" in run.stderr
+    shares = read_priors(tmp_path / "priors.csv", CLASSES)
+    assert 0 < shares.min() < 1 / 60 and shares[0] > 0.9
 
 
 def test_a_line_without_an_end_is_no_log(tmp_path):
@@ -374,7 +508,7 @@ def test_a_log_that_is_odd_is_told_line_by_line(folder, classifier, log):
     assert "left out 4 of 601 lines: with probabilities that do not sum to one, or not one per class" in told
     assert "left out 2 of 601 lines: of a class that the model does not have" in told
     assert "left out 2 of 601 lines: not a line of the schema (half written or damaged)" in told
-    assert "2 lines are more than 60 s earlier than a line before them" in told
+    assert "the time goes back by more than 60 s once" in told
     assert sum(each.decisions for each in found.periods) == 601 - 13
 
 
@@ -435,6 +569,19 @@ def test_the_page_opens_and_says_when_not_to_trust_it(folder, classifier, tmp_pa
         )
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert not wrong
+
+
+def test_charts_name_periods_leave_gaps_and_pairs_are_counted(folder, log):
+    """Periods without an estimate were left out, so that days stood side by side that were weeks apart."""
+    days = [1] * 250 + [2] * 10 + [4] * 250 + [5] * 90
+    rewritten(log, lambda i, values: values.update(time=f"2026-03-0{days[i]}T10:00:00Z"))
+    found = monitor(folder, log, "day")
+    text = page(found)
+    charts = {name: text.split(f'id="{name}-chart"')[1].split("</svg>")[0] for name in ("cost", "pairs")}
+    assert charts["cost"].count("<polygon") == 2 and charts["cost"].count("<polyline") == 3  # two runs, and validation
+    assert "2026-03-01</text>" in charts["cost"] and "2026-03-05</text>" in charts["pairs"] and "nan" not in text
+    assert "ants \u2192 dogs" in charts["pairs"] and "critical pairs" not in text
+    assert "of 9 critical pairs" in page(replace(found, critical=9))
 
 
 # -- the schema, without csada -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The project file and `csada init`, through the program and its parts."""
 
 import contextlib
+import json
 import shutil
 import tomllib
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_paths_are_relative_to_the_file_and_names_stay_names(tmp_path, monkeypat
         train = given(Path("project"), text.format(data, costs))
         assert train == {"data": data_seen, "out": "project/model"}
         assert given(Path("project"), text.format(data, costs), "fit")["costs"] == costs_seen
+
+
+def test_a_backbone_is_a_folder_relative_to_the_file_or_a_name(tmp_path, monkeypatch):
+    (tmp_path / "project" / "backbone").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for features, seen in (("backbone", "project/backbone"), ("timm:resnet18", "timm:resnet18")):
+        assert given(Path("project"), f'[train]\nfeatures = "{features}"\n') == {"features": seen}
 
 
 def test_a_folder_with_the_name_of_a_data_set_stays_a_folder(tmp_path, monkeypatch):
@@ -287,3 +295,27 @@ def test_init_never_overwrites_what_was_filled_in(photos, tmp_path):
     (tmp_path / "costs.csv").write_text(filled.replace("seven", "sewen"))
     wrong = csada("init", photos, "--out", tmp_path, "--force")
     assert wrong.returncode == 2 and "rename 'sewen' to 'seven'" in wrong.stderr
+
+
+def test_baselines_of_a_comparison_start_from_the_weights_of_train(tmp_path, monkeypatch):
+    """They started from nothing, without a word."""
+    monkeypatch.chdir(tmp_path)
+    assert inside("train", "digits", "--model", "mlp", "--epochs", "15", "--out", "base").returncode == 0
+    words = ("digits", "--costs", "uniform", "--methods", "oversampling", "--epochs", "1", "--seeds", "1", "--json")
+    own = ("--model", "mlp", "--baseline-epochs", "1")
+    found = [
+        inside("compare", *words, *own, *more)
+        for more in ((), ("--pretrained", "base/model.safetensors", "--out", "b"))
+    ]
+    (tmp_path / "csada.toml").write_text(
+        '[train]\nmodel = "mlp"\nepochs = 1\npretrained = "base/model.safetensors"\n[compare]\nout = "c"\n'
+    )
+    nothing, given_, of_train = (json.loads(run.stdout) for run in [*found, inside("compare", *words)])
+    assert (
+        of_train["plan"]["pretrained"] == given_["plan"]["pretrained"] == str(tmp_path / "base" / "model.safetensors")
+    )
+    assert nothing["plan"]["pretrained"] is None
+    cost = [each["summary"][0]["cost"][0] for each in (nothing, given_, of_train)]
+    assert cost[1] == cost[2] < cost[0] / 2
+    missing = inside("compare", *words, *own, "--pretrained", "no.safetensors", "--out", "d")
+    assert missing.returncode == 2 and "no weights at" in missing.stderr

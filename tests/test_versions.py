@@ -1,6 +1,7 @@
 """New versions of a classifier: other class frequencies, what changed, and which decisions differ."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,3 +139,12 @@ def test_frequencies_that_cannot_be_used_are_named(tmp_path, text, said):
 def test_counts_are_frequencies_too(tmp_path):
     (tmp_path / "p.csv").write_text("class,count\nc,6\na,3\nb,1\n")
     assert read_priors(tmp_path / "p.csv", "abc").tolist() == [0.3, 0.1, 0.6]
+
+
+def test_a_class_without_samples_is_named_where_frequencies_of_deployment_count():
+    """Its share was spread over the other classes without a word."""
+    logits, labels = drawn([0.5, 0.5, 0.0], 200, 0)
+    rule = Decision(strength=1.0)
+    found = Difference.of([(rule, logits)] * 2, [COSTS, COSTS], labels, frequencies=OFTEN)
+    assert "Without c, 80 % of the cases there: no sample of them was seen." in found.verdict
+    assert "Without" not in replace(found, frequencies=None).verdict

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import re
 from collections import Counter
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +26,11 @@ from csada.errors import InputError, RunError
 from csada.files import StrPath, read_start, regular
 
 Array = NDArray[Any]
-Key = tuple[str | None, str | None]  # input and id
-Line = tuple[float, list[float], int, bool, Key]
+Line = tuple[float, list[float], int, bool, tuple[int, int]]
 
 TOGETHER = 10_000  # lines read at once
 SKEW = 60.0  # seconds by which the clocks of several writers may differ
+YEARS = datetime(1970, 1, 1, tzinfo=UTC).timestamp(), datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 OFF = 2e-3  # by which a sum of probabilities may differ from one
 LINE = re.compile(rb'\s*{[^\n]*"(time|input|id|model|probabilities)"')  # how a log begins
 LONGEST = 1 << 20  # characters of a line
@@ -53,22 +53,27 @@ class Log:
             self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}; give another file for the log") from None
-        self.names = [json.dumps(name) for name in classes]
-        self.row = f"[{','.join(['%.6g'] * len(classes))}]"
-        self.model = json.dumps(model)
+        self.names = np.array([f'"predicted":{json.dumps(name)},"expected_cost":' for name in classes], object)
+        self.ends = np.array(
+            [f',"referred":{word},"model":{json.dumps(model)}}}\n' for word in ("false", "true")], object
+        )
+        self.row = f'"input":"%s","probabilities":[{",".join(["%.6g"] * len(classes))}],%s%.6g%s'
 
     def write(self, decided: Sequence[Any], contents: Sequence[bytes], ids: Sequence[Any] | None = None) -> None:
         """decided: what `Classifier.decide` says of a batch. contents: to hash. Scores that are no numbers get no line."""
-        chosen, _, costs, refer, probabilities, *_ = (np.asarray(each).tolist() for each in decided)
+        chosen, _, costs, refer, probabilities = (np.asarray(each) for each in decided[:5])
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        lines = [
-            f'{{"time":"{time}",{f"{chr(34)}id{chr(34)}:{json.dumps(str(ids[i]))}," if ids is not None else ""}'
-            f'"input":"{sha256(contents[i]).hexdigest()}","probabilities":{self.row % tuple(p)},"predicted":{self.names[k]},'
-            f'"expected_cost":{cost:.6g},"referred":{"true" if referred else "false"},"model":{self.model}}}\n'
-            for i, (k, cost, referred, p) in enumerate(zip(chosen, costs, refer, probabilities, strict=True))
-            if math.isfinite(cost)
-        ]
-        self.append("".join(lines).encode())
+        start = f'{{"time":"{time}",' + '"id":%s,' * (ids is not None)
+        rows = np.flatnonzero(np.isfinite(costs)).tolist()
+        columns: list[Any] = [] if ids is None else [[quoted(str(ids[i])) for i in rows]]
+        columns += [[sha256(contents[i]).hexdigest() for i in rows], *probabilities[rows].T]
+        columns += [self.names[chosen[rows]], costs[rows], self.ends[refer[rows].astype(int)]]
+        values = np.empty(
+            (len(rows), len(columns)), object
+        )  # all are written at once: a row's own call would cost as much again
+        for i, column in enumerate(columns):
+            values[:, i] = column
+        self.append(((start + self.row) * len(rows) % tuple(values.ravel().tolist())).encode())
 
     def append(self, text: bytes) -> None:
         """Whole lines, after a line that a killed program left half written."""
@@ -97,26 +102,28 @@ class Decisions(NamedTuple):
     probabilities: Array  # [n, K] float32
     predicted: Array  # [n]: the number of a class, also where a person decided
     referred: Array  # [n] bool: whether one did
-    keys: list[Key]  # [n], or none where nobody asks for them
+    keys: Array  # [n, 2]: `key_of` input and id, or [n, 0] where nobody asks for them
 
     def __len__(self) -> int:
         return len(self.time)
 
     def part(self, which: Any) -> Decisions:
         """By a slice, or by [n] bool."""
-        keys = self.keys if not self.keys else [self.keys[i] for i in np.arange(len(self.keys))[which]]
-        time, p, predicted, referred, _ = self
-        return Decisions(time[which], p[which], predicted[which], referred[which], keys)
+        return Decisions(*(each[which] for each in self))
 
     @classmethod
     def none(cls) -> Decisions:
-        return cls(np.empty(0), np.empty((0, 0), np.float32), np.empty(0, np.int64), np.empty(0, bool), [])
+        no, none = np.empty(0), np.empty((0, 0), np.float32)
+        return cls(no, none, no.astype(np.int64), no.astype(bool), none.astype(np.int64))
 
     @classmethod
     def joined(cls, parts: Sequence[Decisions]) -> Decisions:
-        time, p, predicted, referred, keys = zip(*parts, strict=True)
-        together, joined = np.concatenate, [k for each in keys for k in each]
-        return cls(together(time), together(p), together(predicted), together(referred), joined)
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def key_of(name: Any) -> int:
+    """64 bits in place of a name, whose text would take ten times the memory; 0 where there is none."""
+    return 0 if name is None else hash(str(name))
 
 
 @dataclass
@@ -130,8 +137,8 @@ class Reading:
     lines: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)  # fingerprints of other models
-    backwards: int = 0  # lines more than SKEW earlier than one before them
-    latest: float = 0.0
+    backwards: int = 0  # how often the time goes back by more than SKEW
+    latest: float = 0.0  # since then
 
     def batches(self) -> Iterator[Decisions]:
         numbers = {name: i for i, name in enumerate(self.classes)}
@@ -165,10 +172,11 @@ class Reading:
             model, p, name, referred = (values[key] for key in ("model", "probabilities", "predicted", "referred"))
             told = datetime.fromisoformat(values["time"])
             moment = (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
-            named, own = values.get("input"), values.get("id")
-            key = None if named is None else str(named), None if own is None else str(own)
+            key = (key_of(values.get("input")), key_of(values.get("id"))) if self.keys else (0, 0)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             raise _Skipped("not a line of the schema (half written or damaged)") from None
+        if not YEARS[0] <= moment < YEARS[1]:
+            raise _Skipped("with a time that cannot be (before 1970 or after 2199)")
         if model != self.model:
             self.others[str(model)[:32]] += 1
             raise _Skipped("of another model")
@@ -177,18 +185,21 @@ class Reading:
         try:
             if len(p) != len(numbers) or not (min(p) >= 0 and abs(sum(p) - 1) <= OFF):
                 raise _Skipped("with probabilities that do not sum to one, or not one per class")
-        except TypeError:
+        except (TypeError, OverflowError):
             raise _Skipped("with probabilities that are no numbers") from None
         if not isinstance(referred, bool):
             raise _Skipped("that do not say whether the case was referred")
-        self.backwards += moment < self.latest - SKEW
-        self.latest = max(self.latest, moment)
+        back = (
+            moment < self.latest - SKEW
+        )  # one line far ahead is one step back, not as many as there are lines after it
+        self.backwards += back
+        self.latest = moment if back else max(self.latest, moment)
         return moment, p, numbers[name], referred, key
 
     def _batch(self, found: list[Line]) -> Decisions:
         time, p, predicted, referred, keys = zip(*found, strict=True)
-        kept = list(keys) if self.keys else []
         decided = np.array(predicted, np.int64), np.array(referred, bool)
+        kept = np.array(keys, np.int64)[:, : 2 * self.keys]
         return Decisions(np.array(time), np.array(p, np.float32), *decided, kept)
 
 

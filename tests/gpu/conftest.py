@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +22,8 @@ PACKAGES = (
     "lightning",
     "pytorch-lightning",
     "onnx",
+    "timm",
+    "torchvision",
     "pytest",
 )
 
@@ -47,6 +50,7 @@ def pytest_terminal_summary(terminalreporter):
         return
     reports = {kind: terminalreporter.stats.get(kind, []) for kind in ("passed", "failed", "error", "skipped")}
     record = {kind: len(found) for kind, found in reports.items()}
+    record["files"] = dict(sorted(Counter(Path(r.nodeid.split("::")[0]).name for r in reports["passed"]).items()))
     record["not passed"] = sorted({r.nodeid for kind in ("failed", "error", "skipped") for r in reports[kind]})
     record |= {"date": time.strftime("%Y-%m-%d", time.gmtime()), "gpu": torch.cuda.get_device_name()}
     record["gpus"] = torch.cuda.device_count()

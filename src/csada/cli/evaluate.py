@@ -102,6 +102,9 @@ def compare(
     ] = None,
     lr: Annotated[float | None, Option(help="Learning rate of fine-tuning, for every method.")] = None,
     baseline_epochs: Annotated[int | None, Option(min=1, help="Epochs of the baseline.")] = None,
+    pretrained: Annotated[
+        str | None, Option(help="Weights that each baseline starts from: a file, or hub:OWNER/NAME.")
+    ] = None,
     budget: Budget = 0.5,
     scale: cli.Scale = 1.0,
     size: cli.Size = None,
@@ -155,6 +158,7 @@ def compare(
             lr=lr,
             recipe=recipe,
             baseline_epochs=baseline_epochs,
+            pretrained=pretrained,
             scale=scale,
             budget=budget,
             data_dir=data_dir,

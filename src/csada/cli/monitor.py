@@ -44,6 +44,9 @@ def monitor(
     recalibrate: Annotated[
         Path | None, Option(help="A new folder for the model, re-calibrated with the late labels.")
     ] = None,
+    reweight: Annotated[
+        Path | None, Option(help="A new folder for the model, its rule for the newest class frequencies.")
+    ] = None,
     force: cli.Force = False,
     trust: cli.Trust = False,
     as_json: cli.AsJson = False,
@@ -52,10 +55,13 @@ def monitor(
 
     Cost, referrals, critical pairs and class frequencies are estimated by period, with 95 % bands. A test tells whether
     more changed than class frequencies; then no estimate holds. Alarms of the newest period with enough decisions end the
-    command with exit code 1. Bounds belong into the table [monitor] of csada.toml.
+    command with exit code 1, after all output: with --json, standard output is empty if the command could not finish.
+    Bounds belong into the table [monitor] of csada.toml.
 
     Example: csada monitor out/fitted decisions.jsonl --every week --out monitor.html
     """
+    from dataclasses import replace
+
     from csada.report.monitor import page
     from csada.workflow import late
     from csada.workflow import monitor as workflow
@@ -63,25 +69,31 @@ def monitor(
     for file, kind in ((out, "page"), (suggest_priors, "table of frequencies")):
         if file is not None:
             replaceable(file, kind, force=force)
-    if recalibrate is not None:
-        with reserved(recalibrate) as folder:  # and what a killed run left of it is removed
+    for place in filter(None, (recalibrate, reweight)):
+        with reserved(place) as folder:  # and what a killed run left of it is removed
             if (folder / CONFIG).exists():
-                raise InputError(f"{recalibrate} is there already; a re-calibrated model gets a new folder")
+                raise InputError(f"{place} is there already; a new version gets a new folder")
     found = workflow.monitor(model, log, every, _bounds(pair or [], cost_rise, frequency_change, change), labels)
-    if as_json:
-        cli.show_json({"alarms": found.newest.alarms if found.newest else (), "found": found})
-    else:
-        _show(found)
-    written = []
-    if out is not None:
-        written.append(write_text(out, page(found)))
+    written = []  # before anything is shown: who reads JSON knows that all was done
     if suggest_priors is not None:
         written.append(workflow.suggest_priors(found, suggest_priors))
+    if reweight is not None:
+        written.append(workflow.reweight(found, reweight, trust=trust))
     if recalibrate is not None:
         written.append(late.recalibrate(model, log, found.offer, recalibrate, trust=trust))
-    if not as_json:
+    if out is not None:
+        written.append(write_text(out, page(found)))
+    newest = found.newest
+    if suggest_priors is not None or reweight is not None:
+        cli.warn(*filter(None, [workflow.unseen(found)]), style=None)
+    if as_json:
+        alarm = {"alarms": newest.alarms, "period": newest.name, "trusted": newest.trusted} if newest else {}
+        told = replace(found, offer=found.offer and replace(found.offer, samples=None))
+        cli.show_json({"alarms": (), "period": None, "trusted": None, **alarm, "found": told})
+    else:
+        _show(found)
         cli.show_files(written)
-    if found.newest and found.newest.alarms:
+    if newest and newest.alarms:
         raise Exit(1)
 
 
@@ -132,7 +144,12 @@ def _show(found: Monitored) -> None:
     pairs = [
         f"  {p.truth} labelled as {p.predicted}: {p.expected:.1f} ({p.low:.1f} to {p.high:.1f})" for p in newest.pairs
     ]
-    cli.say(f"expected in {newest.name}:" if pairs else f"in {newest.name} no pair costs more than others", *pairs)
+    shown = f", the {len(pairs)} costliest or bounded of {found.critical:,} critical pairs" * (
+        found.critical > len(pairs)
+    )
+    cli.say(
+        f"expected in {newest.name}{shown}:" if pairs else f"in {newest.name} no pair costs more than others", *pairs
+    )
     cli.say(f"class frequencies moved by {100 * newest.moved:.1f} % of the cases from validation's")
     if found.offer:
         cli.say(

@@ -30,7 +30,7 @@ TAKE = (
     "predict",
     "monitor",
 )  # a model that fit or tune made: their first argument
-NAMES = ("data", "costs", "pretrained")  # text that may be a path
+NAMES = ("data", "costs", "pretrained", "features")  # text that may be a path
 STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
 
 RESUMES = "the same command resumes"

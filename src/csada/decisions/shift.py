@@ -230,12 +230,12 @@ class Chunk:
     predicted: Labels  # [n]
 
     @cached_property
-    def _calibrated(self) -> Floats:
-        return self.reference.calibrated(self.probabilities)
+    def _some(self) -> NDArray[np.floating]:
+        return self.probabilities[:: math.ceil(len(self.probabilities) / MOST)]
 
     @cached_property
     def frequencies(self) -> Floats:
-        return em_frequencies(self._calibrated, self.reference.prior)
+        return em_frequencies(self.reference.calibrated(self._some), self.reference.prior)
 
     @cached_property
     def frequencies_by_counts(self) -> Floats:
@@ -245,15 +245,15 @@ class Chunk:
 
     @cached_property
     def change(self) -> Change:
-        some = self.probabilities[:: math.ceil(len(self.probabilities) / MOST)]
-        return Change(self.reference._moments.distance(features(some)), self.reference.limit(len(some)))
+        return Change(self.reference._moments.distance(features(self._some)), self.reference.limit(len(self._some)))
 
     @cached_property
     def posteriors(self) -> Floats:
         """[n, K]: for the frequencies of this period."""
-        weighted = self._calibrated * (self.frequencies / np.maximum(self.reference.prior, LEAST))
-        weighted /= weighted.sum(1, keepdims=True)
-        return np.asarray(weighted)
+        found = self.reference.calibrated(self.probabilities)
+        found *= self.frequencies / np.maximum(self.reference.prior, LEAST)
+        found /= found.sum(1, keepdims=True)
+        return found
 
     def mean_cost(self) -> Estimate:
         """Of a decision; a referred one costs its price for certain."""
@@ -262,12 +262,11 @@ class Chunk:
     def estimate(self, values: Floats, referred: float = 0.0) -> Estimate:
         """The mean of values[truth, predicted] over all decisions, which are `referred` where a person decides."""
         ref, n = self.reference, len(self.predicted)
-        decided = self.predicted != REFER
-        fixed = referred * float((~decided).mean())
-        here = _sums(self.posteriors[decided], self.predicted[decided], values)
+        fixed = referred * float((self.predicted == REFER).mean())
+        here = _sums(self.posteriors, self.predicted, values)
         weights = (self.frequencies / ref.frequencies)[:, None]
         there, m = ref.predicted != REFER, len(ref.truth)
-        expected = _sums(ref.posteriors[there], ref.predicted[there], weights * values)
+        expected = _sums(ref.posteriors, ref.predicted, weights * values)
         counted = float((weights * values)[ref.truth[there], ref.predicted[there]].sum())
         off, variance = (counted - expected.mean) / m, expected.variance / m**2
         off *= max(0.0, 1 - variance / off**2) if off else 0.0
@@ -291,12 +290,16 @@ class _Sums(NamedTuple):
 
 
 def _sums(p: Floats, predicted: Labels, values: Floats) -> _Sums:
-    """Of values[truth, predicted], the truth of each row being drawn from p."""
-    by_truth = values.T[predicted]
-    mean = (p * by_truth).sum(1)
-    rates = np.zeros(values.shape)
-    np.add.at(rates.T, predicted, p)
-    return _Sums(float(mean.sum()), float(((p * by_truth**2).sum(1) - mean**2).sum()), rates)
+    """Of values[truth, predicted], the truth of each row being drawn from p; where a person decides there is none."""
+    mean, variance, rates = 0.0, 0.0, np.zeros(values.shape)
+    for start in range(0, len(p), MOST):  # in blocks, as above
+        some = predicted[start : start + MOST]
+        rows, some = p[start : start + MOST][some != REFER], some[some != REFER]
+        by_truth = values.T[some]
+        means = (rows * by_truth).sum(1)
+        mean, variance = mean + float(means.sum()), variance + float(((rows * by_truth**2).sum(1) - means**2).sum())
+        np.add.at(rates.T, some, rows)
+    return _Sums(mean, variance, rates)
 
 
 def _noise(rates: Floats, values: Floats, variance: float, seed: int) -> Floats:

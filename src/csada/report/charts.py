@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -30,13 +31,14 @@ class Line(NamedTuple):
     x: Iterable[float]
     y: Iterable[float]
     hover: Sequence[str]
-    shape: str = "line"  # disc, diamond: single marks; band: an area, x and y going round it
+    shape: str = "line"  # disc, diamond: single marks; band: areas, x and y going round each; where y is NaN is a gap
 
 
 class Axis(NamedTuple):
     label: str
     from_zero: bool = False
     whole: bool = False  # whole numbers: epochs
+    names: Sequence[str] = ()  # of 1, 2, ... in place of numbers
 
 
 def short(name: str, length: int = 12) -> str:
@@ -61,10 +63,11 @@ def line_chart(name: str, title: str, x_axis: Axis, y_axis: Axis, lines: Sequenc
     top = 14.0 + 20 * math.ceil(len(entries) / 2)
     left, right, bottom = 58.0, width - 14, top + width / 2
     x_ticks = ticks(xs.min(), xs.max(), whole=x_axis.whole)
-    y_ticks = ticks(0.0 if y_axis.from_zero else ys.min(), ys.max())
+    first, last = (0.5, len(x_axis.names) + 0.5) if x_axis.names else (x_ticks[0], x_ticks[-1])
+    y_ticks = ticks(0.0 if y_axis.from_zero else np.nanmin(ys), np.nanmax(ys))
 
     def at_x(value: float) -> float:
-        return left + (right - left) * (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
+        return left + (right - left) * (value - first) / (last - first)
 
     def at_y(value: float) -> float:
         return bottom - (bottom - top) * (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
@@ -75,24 +78,36 @@ def line_chart(name: str, title: str, x_axis: Axis, y_axis: Axis, lines: Sequenc
         body.append(_shape(line.kind, line.shape, x + 10, y))
         body.append(Markup('<text x="{:g}" y="{:g}">{}</text>').format(x + 28, y + 4, line.name))
     body += [_grid(left, at_y(value), right, text) for value, text in zip(y_ticks, _labels(y_ticks), strict=True)]
-    for value, text in zip(x_ticks, _labels(x_ticks), strict=True):
-        body.append(_tick(at_x(value), bottom + 18, text))
+    if x_axis.names:
+        wide = LETTER * max(len(short(text, 20)) for text in x_axis.names)
+        for i in spread(len(x_axis.names), max(int((right - left) / (wide + 12)), 2)):
+            x = min(max(at_x(i + 1), left + wide / 2 - 20), width - wide / 2)  # within the chart
+            body.append(_tick(x, bottom + 18, short(x_axis.names[i], 20)))
+    else:
+        body += [_tick(at_x(value), bottom + 18, text) for value, text in zip(x_ticks, _labels(x_ticks), strict=True)]
     body.append(_axis_labels((left + right) / 2, bottom + 40, x_axis.label, (top + bottom) / 2, y_axis.label))
     for line in lines:
         points = [(at_x(x), at_y(y)) for x, y in zip(line.x, line.y, strict=True)]
+        if line.shape in ("band", "line"):
+            drawn = (
+                '<polygon class="band {}" points="{}"/>'
+                if line.shape == "band"
+                else '<polyline class="line {}" points="{}"/>'
+            )
+            for known, run in groupby(points, lambda point: not math.isnan(point[1])):
+                if known:
+                    body.append(Markup(drawn).format(line.kind, " ".join(f"{x:.1f},{y:.1f}" for x, y in run)))
         if line.shape == "band":
-            around = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            body.append(Markup('<polygon class="band {}" points="{}"/>').format(line.kind, around))
             continue
         if line.shape != "line":
             body += [
                 _shape(line.kind, line.shape, *point, told) for point, told in zip(points, line.hover, strict=True)
             ]
             continue
-        way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        body.append(Markup('<polyline class="line {}" points="{}"/>').format(line.kind, way))
         dot = "dot" if len(points) <= 25 else "dot faint"
         for i in spread(len(points), 100):
+            if math.isnan(points[i][1]):
+                continue
             circle = '<circle class="{} {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
             body.append(Markup(circle).format(dot, line.kind, *points[i], line.hover[i]))
     return _svg(name, title, "chart", width, bottom + 50, body)

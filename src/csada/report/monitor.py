@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from csada.report.charts import Axis, Line, line_chart
+from csada.report.charts import Axis, Line, line_chart, short
 from csada.report.page import templates
 from csada.report.sections import number, percent
 
 if TYPE_CHECKING:
     from csada.workflow.monitor import Monitored, Period
 
+LINES = 5  # pairs in the chart
 SHOWN = 100  # periods in the table
 CHANGED = (
     "the scores changed in a way that class frequencies do not explain: the estimate is not to be trusted. "
@@ -22,7 +26,7 @@ DISTRUST = f"{CHANGED[0].upper()}{CHANGED[1:]}."
 
 
 def page(it: Monitored) -> str:
-    judged, newest = [each for each in it.periods if each.cost is not None], it.newest
+    newest = it.newest
     labelled = any(each.truth for each in it.periods)
     trusted = newest is None or newest.trusted
     alarms = [each for each in newest.alarms if each != CHANGED] if newest else []
@@ -44,7 +48,7 @@ def page(it: Monitored) -> str:
             distrust=DISTRUST,
             tiles=_tiles(it, newest) if newest else [],
             labelled=labelled,
-            charts=_charts(it, judged) if judged else None,
+            charts=_charts(it) if newest else None,
             frequencies=[(name, *row) for name, row in zip(it.classes, shares, strict=True)] if newest else [],
             periods=it.periods[-SHOWN:],
             hidden=max(len(it.periods) - SHOWN, 0),
@@ -87,47 +91,61 @@ def _remark(period: Period) -> str:
     return "; ".join([*found, *(each for each in period.alarms if each != CHANGED)])
 
 
-def _charts(it: Monitored, judged: list[Period]) -> dict[str, Markup]:
-    x = [1.0 + i for i in range(len(judged))]
-    costs = [each.cost for each in judged if each.cost is not None]
-    names, ends = [each.name for each in judged], [x[0], x[-1]]
-    axis = Axis("period", whole=True)
-
-    def line(name: str, kind: str, values: list[float], shape: str = "line") -> Line:
-        return Line(name, kind, x, values, [f"{n}: {v:.4g}" for n, v in zip(names, values, strict=True)], shape)
-
-    around = [100 * c.band.high for c in costs] + [100 * c.band.low for c in reversed(costs)]
+def _charts(it: Monitored) -> dict[str, Markup]:
+    """A period without an estimate keeps its place and has a gap."""
+    every, newest = it.periods, it.newest
+    assert newest is not None
+    x, names = [1.0 + i for i in range(len(every))], [each.name for each in every]
+    axis, ends, none = Axis("period", names=names), [0.5, len(every) + 0.5], math.nan
     usual = 100 * it.validation_cost
-    lines = [
-        Line("95 % band", "after", x + x[::-1], around, [], "band"),
-        line("estimate", "after", [100 * c.value for c in costs]),
-        Line("validation", "before", ends, [usual, usual], [f"validation: {usual:.4g}"] * 2),
+
+    def line(name: str, kind: str, values: Iterable[float]) -> Line:
+        found = list(values)
+        return Line(name, kind, x, found, [f"{n}: {v:.4g}" for n, v in zip(names, found, strict=True)])
+
+    def limit(name: str, value: float) -> Line:
+        return Line(name, "before", ends, [value, value], [f"{name}: {value:.4g}"] * 2)
+
+    def marks(name: str, kind: str, shape: str, values: dict[int, float]) -> list[Line]:
+        told = [f"{names[i]}: {value:.4g}, {name}" for i, value in values.items()]
+        return [Line(name, kind, [x[i] for i in values], list(values.values()), told, shape)] * bool(values)
+
+    around: list[tuple[float, float]] = []
+    for known, run in groupby(range(len(every)), lambda i: every[i].cost is not None):
+        bands = [(x[i], cost.band) for i in run if (cost := every[i].cost)]
+        there, back = [(at, 100 * b.high) for at, b in bands], [(at, 100 * b.low) for at, b in reversed(bands)]
+        around += [*there, *back, (x[0], none)] * known
+    costs = [none if each.cost is None else 100 * each.cost.value for each in every]
+    doubtful = {i: costs[i] for i, each in enumerate(every) if each.cost and not each.trusted}
+    real = {i: 100 * t.mean_cost for i, each in enumerate(every) if (t := each.truth)}
+    of_cost = [
+        Line("95 % band", "after", [at for at, _ in around], [end for _, end in around], (), "band"),
+        line("estimate", "after", costs),
+        limit("validation", usual),
+        *marks("not to be trusted", "before", "diamond", doubtful),
+        *marks("real, where labels came", "after", "disc", real),
     ]
-    for label, kind, shape, marks in (
-        (
-            "not to be trusted",
-            "before",
-            "diamond",
-            [(i, 100 * c.value) for i, c in enumerate(costs) if not judged[i].trusted],
-        ),
-        (
-            "real, where labels came",
-            "after",
-            "disc",
-            [(i, 100 * t.mean_cost) for i, each in enumerate(judged) if (t := each.truth)],
-        ),
-    ):
-        if marks:
-            told = [f"{names[i]}: {value:.4g}, {label}" for i, value in marks]
-            lines.append(Line(label, kind, [x[i] for i, _ in marks], [value for _, value in marks], told, shape))
+    rates = [{(p.truth, p.predicted): 100 * p.rate for p in each.pairs} for each in every]
+    of_pairs = [
+        line(
+            f"{short(p.truth)} \u2192 {short(p.predicted)}",
+            f"pair-{i}",
+            (r.get((p.truth, p.predicted), none) for r in rates),
+        )
+        for i, p in enumerate(newest.pairs[:LINES])
+    ]
     shares = [
-        line("referred, %", "before", [100 * each.referred / each.decisions for each in judged]),
-        line("frequencies moved, %", "after", [100 * each.moved for each in judged]),
+        line("referred, %", "before", (100 * e.referred / e.decisions if e.decisions else none for e in every)),
+        line("frequencies moved, %", "after", (none if e.cost is None else 100 * e.moved for e in every)),
     ]
-    ratios = [each.change.statistic / each.change.limit for each in judged if each.change is not None]
-    change = [line("distance / limit", "after", ratios), Line("limit", "before", ends, [1.0, 1.0], ["limit"] * 2)]
-    return {
-        "cost": line_chart("cost-chart", "Cost per 100 decisions by period", axis, Axis("cost per 100", True), lines),
+    ratios = (none if e.change is None else e.change.statistic / e.change.limit for e in every)
+    change = [line("distance / limit", "after", ratios), limit("limit", 1.0)]
+    charts = {
+        "cost": line_chart("cost-chart", "Cost per 100 decisions by period", axis, Axis("cost per 100", True), of_cost),
         "shares": line_chart("shares-chart", "Shares by period", axis, Axis("% of decisions", True), shares),
         "change": line_chart("change-chart", "Change by period", axis, Axis("multiple of the limit", True), change),
     }
+    if of_pairs:
+        up = Axis("% of the true class", True)
+        charts["pairs"] = line_chart("pairs-chart", "Critical pairs by period", axis, up, of_pairs)
+    return charts

@@ -33,10 +33,11 @@ from csada.evidence import Environment
 from csada.folders import OWN
 from csada.methods import METHODS
 from csada.metrics import Evaluation
-from csada.models import Recipe, arguments_for
+from csada.models import Recipe, arguments_for, load_weights
 from csada.models import load as load_model
 from csada.models.factories import check_trust
 from csada.models.modes import best_device, best_precision, borrowed_threads
+from csada.models.weights import HUB
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch, Settings, fit, make_method, split_options
 from csada.workflow.engine import Engine, Progress, Rows, Task, Tell, carry_out
@@ -90,6 +91,7 @@ class Plan:
     shape: tuple[int, ...]  # of a sample
     baseline: Recipe  # as `train` would use it
     methods: dict[str, Options]
+    pretrained: str | None = None  # of every baseline
 
     @property
     def trainings(self) -> dict[str, int]:
@@ -131,6 +133,7 @@ def compare(
     lr: float | None = None,
     recipe: str | None = None,
     baseline_epochs: int | None = None,
+    pretrained: str | None = None,
     scale: float = 1.0,
     budget: float = 0.5,
     data_dir: str | os.PathLike[str] | None = None,
@@ -145,12 +148,12 @@ def compare(
     """Every method on every seed.
 
     costs: a matrix, or what `costs_for` reads. methods: names of METHODS, or "all". epochs and lr are those of the
-    fine-tuning; recipe and baseline_epochs those of the baseline. Model, size and recipe are those of `csada train` where
-    they are not given. budget: points of accuracy that the rule may lose. out: a folder for compare.json, from which the
-    same comparison resumes; more seeds are added to it. on_progress(done, total, rows) counts epochs. on_start gets the plan
-    before training, on_estimate after the first epoch the seconds that all take at its pace. engine: where trainings are done,
-    first all baselines, then the methods. Other options belong to the data: size, pixels of an image's side; label and ignore,
-    columns of a table.
+    fine-tuning; recipe, baseline_epochs and pretrained (weights to start from) those of the baseline. Model, size and recipe
+    are those of `csada train` where they are not given. budget: points of accuracy that the rule may lose. out: a folder for
+    compare.json, from which the same comparison resumes; more seeds are added to it. on_progress(done, total, rows) counts
+    epochs. on_start gets the plan before training, on_estimate after the first epoch the seconds that all take at its pace.
+    engine: where trainings are done, first all baselines, then the methods. Other options belong to the data: size, pixels of
+    an image's side; label and ignore, columns of a table.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
@@ -167,6 +170,8 @@ def compare(
     splits = load(data, data_dir, scale, 0, loading, **own)
     table = costs_for(costs, splits.classes)
     plan = make_plan(splits, table, names, model, recipe, baseline_epochs, epochs=epochs, lr=lr)
+    if pretrained is not None:  # workers may have another current folder
+        plan = replace(plan, pretrained=pretrained if pretrained.startswith(HUB) else os.path.abspath(pretrained))
     samples = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
     found = Comparison(
         splits.name, splits.fingerprint, scale, samples, splits.classes, table.values, plan, budget, environment()
@@ -214,7 +219,7 @@ def compare(
                 tasks = []
                 for seed, row in left:
                     if (row == BASELINE) == first and (first or seed in done):
-                        start = Start(text, seed, plan.model, plan.baseline, kept / str(seed))
+                        start = Start(text, seed, plan.model, plan.baseline, plan.pretrained, kept / str(seed))
                         call = partial(trained, start, row, plan, table, budget)
                         file = kept / f"{seed} {row}.epoch"
                         tasks.append(
@@ -265,13 +270,16 @@ class Start:
     seed: int
     model: str
     recipe: Recipe
+    pretrained: str | None
     folder: Path  # of checkpoints
 
     def train(self, told: Callable[[Epoch], object]) -> tuple[nn.Module, list[Epoch]]:
         splits = splits_of(self.data, self.seed)
         own = arguments_for(self.model, splits.shape)
-        net = load_model(self.model, len(splits.classes), seed=self.seed, **own).to(best_device())
-        return train_stages(net, splits, self.recipe, self.seed, told, self.folder)
+        net = load_model(self.model, len(splits.classes), seed=self.seed, **own)
+        if self.pretrained is not None:
+            net = load_weights(net, self.pretrained, seed=self.seed)
+        return train_stages(net.to(best_device()), splits, self.recipe, self.seed, told, self.folder)
 
 
 @lru_cache(maxsize=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from csada.classifier import Classifier
 from csada.costs import CostMatrix, did_you_mean
 from csada.decisions.calibration import FEWEST
 from csada.decisions.shift import Change, Chunk, Estimate, Reference
@@ -26,6 +28,7 @@ from csada.metrics import REFER, Evaluation, Interval
 from csada.report.monitor import CHANGED
 from csada.rows import cell
 from csada.workflow.late import Labelled, Late, Offer
+from csada.workflow.versions import as_given, reweighted, save_version
 
 PAIRS = 5
 DAYS = {"day": 1, "week": 7}
@@ -99,6 +102,7 @@ class Monitored:
     skipped: dict[str, int]
     notes: tuple[str, ...]
     periods: tuple[Period, ...]
+    critical: int  # pairs that cost more than the cheapest; periods have the PAIRS costliest, and those with a bound
     offer: Offer | None = None
 
     @property
@@ -122,8 +126,12 @@ def monitor(
     for name in (name for pair in bounds.pair for name in pair):
         if name not in known.classes:
             raise InputError(f"a bound on a pair names the unknown class {name!r}{did_you_mean(name, known.classes)}")
+    if same := [y for y, z in bounds.pair if y == z]:
+        raise InputError(f"a bound on a pair names {same[0]!r} twice; a pair is a mistake, of two classes")
     late = None if labels is None else Late.read(Path(labels), known.classes)
     reading = Reading(Path(log), known.fingerprint, known.classes, keys=late is not None)
+    if late is not None:
+        late.drop_unclear(replace(reading, skipped=Counter(), others=Counter()).batches())
     sizes = _by_count(reading.batches(), int(every)) if every.isdecimal() else _by_days(reading.batches(), DAYS[every])
     assert known.evidence is not None  # else there is no reference
     costs = known.evidence.costs
@@ -145,8 +153,9 @@ def monitor(
         tuple(reference.frequencies.tolist()),
         reading.lines,
         dict(reading.skipped),
-        (*_notes(reading), *_unpriced(costs, periods), *(late.notes() if late else ())),
+        (*_notes(reading), *_unpriced(costs, periods), *(late.notes(offered.repeated) if late else ())),
         tuple(periods),
+        int((costs.values > costs.values[~np.eye(len(costs), dtype=bool)].min()).sum()),
         offered.offer(),
     )
 
@@ -303,8 +312,9 @@ def _notes(reading: Reading) -> Iterator[str]:
         which = f" ({', '.join(list(reading.others)[:3])})" if reason == "of another model" else ""
         yield f"left out {count:,} of {reading.lines:,} lines: {reason}{which}"
     if reading.backwards:
+        times = f"{reading.backwards:,} times" if reading.backwards > 1 else "once"
         yield (
-            f"{reading.backwards:,} lines are more than {SKEW:g} s earlier than a line before them: check the writers' clocks; "
+            f"the time goes back by more than {SKEW:g} s {times}: check the writers' clocks; "
             "days and weeks go by the time that a line says, numbers of decisions by the order of the file"
         )
 
@@ -317,17 +327,40 @@ def _unpriced(costs: CostMatrix, periods: Sequence[Period]) -> Iterator[str]:
         )
 
 
-def suggest_priors(found: Monitored, path: Path) -> Path:
-    """class,frequency of the newest period, for csada fit --priors."""
+def suggested(found: Monitored) -> Array:
+    """[K]: the class frequencies of the newest period, with one case more at validation's, so that none is zero."""
     newest = found.newest
-    if newest is None or not newest.trusted:
-        why = (
-            "no period has enough decisions"
-            if newest is None
-            else f"{newest.name}: more changed than class frequencies"
-        )
-        raise InputError(f"no frequencies are written to {path}: {why}")
+    if newest is None:
+        raise InputError("no class frequencies can be suggested: no period has enough decisions")
+    if not newest.trusted:
+        raise InputError(f"no class frequencies can be suggested: in {newest.name} more changed than these")
+    n, usual = newest.decisions, np.array(found.validation_frequencies)
+    return np.asarray((n * np.array(newest.frequencies) + usual) / (n + 1))
+
+
+def unseen(found: Monitored) -> str:
+    """Which of these frequencies rest on that one case; "" where none does."""
+    newest = found.newest
+    assert newest is not None
+    shares = zip(found.classes, newest.frequencies, strict=True)
+    rare = [name for name, share in shares if share * newest.decisions < 0.5]
+    more = f" and {len(rare) - 3} more" * (len(rare) > 3)
+    told = f"no case of {', '.join(rare[:3])}{more} is expected in {newest.name}; they get more than 0, as if one case more"
+    return f"{told} had come at validation's frequencies" if rare else ""
+
+
+def suggest_priors(found: Monitored, path: Path) -> Path:
+    """class,frequency, for csada fit --priors."""
     text = io.StringIO()
-    rows = zip(map(cell, found.classes), (f"{share:.6f}" for share in newest.frequencies), strict=True)
+    rows = zip(map(cell, found.classes), (f"{share:.6g}" for share in suggested(found)), strict=True)
     csv.writer(text, lineterminator="\n").writerows([("class", "frequency"), *rows])
     return write_text(path, text.getvalue())
+
+
+def reweight(found: Monitored, out: Path, *, trust: bool = False) -> Path:
+    """The classifier with its rule for these frequencies, in a new folder."""
+    shares, newest, old = suggested(found), found.newest, Classifier.load(found.model, trust=trust)
+    assert newest is not None
+    new = reweighted(as_given(old, old.decision), np.array(found.validation_frequencies), shares)
+    why = f"class frequencies of {newest.decisions:,} decisions, {newest.name} in {Path(found.log).name}"
+    return save_version(old, new, found.model, out, why=why, deployment=shares)

@@ -43,7 +43,7 @@ SHARED = (
 )
 
 BORROWED = {
-    "compare": {"model": "model", "size": "size", "recipe": "recipe", "epochs": "baseline_epochs"}
+    "compare": {key: key for key in ("model", "size", "recipe", "pretrained")} | {"epochs": "baseline_epochs"}
 }  # of [train]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,16 @@ from csada.costs import CostMatrix, did_you_mean
 from csada.data.splits import PARTS, Splits
 from csada.decisions import Decision, prior_ratio
 from csada.errors import InputError
-from csada.evidence import side_of
-from csada.folders import CHANGES
+from csada.evidence import HELD_OUT, side_of
+from csada.files import StrPath
+from csada.folders import CHANGES, reserved
 from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 from csada.reading import read_text
 from csada.report.card import escaped, verdict
 from csada.report.difference import PICTURED, Changed
 from csada.rows import as_written, decimal_sign, number, read_rows
 from csada.workflow.probe import is_pictures, pictures
+from csada.workflow.runs import environment
 
 SHARES = ("frequency", "share", "count")  # names of the column of numbers
 REFERRED = "(a person)"
@@ -100,6 +103,38 @@ def reweighted(classifier: Classifier, own: Floats, deployment: Floats) -> Class
     return replace(classifier, decision=decision, evidence=evidence)
 
 
+def as_given(classifier: Classifier, decision: Decision, labelled: tuple[Any, Any] | None = None) -> Classifier:
+    """The same networks with another decision, and evidence of them alone: the model as it was, and its rule.
+
+    labelled: logits and truth of samples that take the place of validation; what was said of limits went with that.
+    """
+    evidence = classifier.evidence
+    assert evidence is not None
+    side = side_of(evidence.chosen)
+    logits = {part: evidence.logits(side, part) for part in HELD_OUT}
+    arrays = {k: v for k, v in evidence.arrays.items() if not k.startswith(("before_", "after_"))}
+    limits, samples = evidence.limits, evidence.samples
+    if labelled is not None:
+        logits["validation"], arrays["validation_labels"] = np.asarray(labelled[0], np.float32), labelled[1]
+        arrays.pop("limits_tested", None)
+        limits, samples = None, {**samples, "validation": len(labelled[1])}
+    evidence = replace(
+        evidence,
+        arrays=arrays | {f"before_{part}": values for part, values in logits.items()},
+        rules={"before": decision},
+        chosen="before + rule",
+        architecture=classifier.architecture,
+        method="none",
+        samples=samples,
+        limits=limits,
+        history=(),
+        admissions=(),
+        environment=environment(),
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    return replace(classifier, decision=decision, evidence=evidence)
+
+
 # -- two versions on the same samples --------------------------------------------------------------
 
 
@@ -156,6 +191,16 @@ class Difference:
         return was, now
 
     @property
+    def unknown(self) -> str:
+        """The classes without samples that come in deployment, and how often."""
+        if self.frequencies is None:
+            return ""
+        lost = np.flatnonzero((np.bincount(self.labels, minlength=len(self.costs)) == 0) & (self.frequencies > 0))
+        names = ", ".join(self.name(k) for k in lost[:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
+        share = 100 * float(self.frequencies[lost].sum())
+        return f" Without {names}, {share:.3g} % of the cases there: no sample of them was seen." * (len(lost) > 0)
+
+    @property
     def evaluations(self) -> tuple[Evaluation, Evaluation]:
         """At the samples' own frequencies."""
         old, new = (Evaluation.of(self.labels, answer, self.costs) for answer in self.answers)
@@ -176,8 +221,9 @@ class Difference:
         old, new = self.evaluations
         return (
             f"{len(self.changed):,} of {len(self.labels):,} decisions differ. At {at}, the cost per 100 predictions goes from "
-            f"{was:.2f} to {now:.2f}; the change, {now - was:+.2f} (95 %: {low:+.2f} to {high:+.2f}), is {sure}. Accuracy at "
-            f"the frequencies of the samples goes from {100 * old.accuracy:.2f} % to {100 * new.accuracy:.2f} %."
+            f"{was:.2f} to {now:.2f}; the change, {now - was:+.2f} (95 %: {low:+.2f} to {high:+.2f}), is {sure}."
+            f"{self.unknown} Accuracy at the frequencies of the samples "
+            f"goes from {100 * old.accuracy:.2f} % to {100 * new.accuracy:.2f} %."
         )
 
 
@@ -260,7 +306,7 @@ def _what(old: Classifier, new: Classifier, deployment: Floats | None) -> list[s
     if was.priors != now.priors and deployment is not None:
         shares = (f"{escaped(n)} {100 * share:.3g} %" for n, share in zip(new.classes, deployment, strict=True))
         lines.append(f"class frequencies in deployment: {', '.join(shares)}")
-    elif was.priors != now.priors:
+    elif was.priors != now.priors and was.scaling == now.scaling:  # else the new calibration has them in it
         lines.append("class frequencies: those of the data again")
     return lines or ["nothing but the evidence"]
 
@@ -268,3 +314,12 @@ def _what(old: Classifier, new: Classifier, deployment: Floats | None) -> list[s
 def earlier_changes(folder: Path) -> str:
     """CHANGES.md of a version, "" where it has none."""
     return read_text(folder / CHANGES) if (folder / CHANGES).is_file() else ""
+
+
+def save_version(old: Classifier, new: Classifier, made_from: StrPath, out: Path, **told: Any) -> Path:
+    """Into a new folder; made_from: the old one's. told: why, and deployment."""
+    name = f"{Path(made_from).resolve().name} ({old.fingerprint})"
+    text = changes(old, new, earlier_changes(Path(made_from)), made_from=name, **told)
+    with reserved(out) as folder:
+        new.save(folder, text)
+    return out

@@ -77,6 +77,7 @@ def auto(
     """
     if members < 1:
         raise InputError(f"members is {members}; 1 or more are needed")
+    costs = costs.ordered(classifier.classes)
     started, deadline = datetime.now(UTC), None if minutes is None else time.monotonic() + 60 * minutes
     splits = checked(classifier, splits, seen)
     check_limits(limits, splits, refer)

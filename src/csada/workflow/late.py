@@ -21,7 +21,7 @@ from csada.evidence import side_of
 from csada.files import StrPath
 from csada.folders import reserved
 from csada.logbook import Decisions, Key
-from csada.rows import read_rows
+from csada.rows import as_written, read_rows
 
 LABELLED = 100_000  # decisions that a re-calibration is fitted on, at most
 
@@ -58,7 +58,7 @@ class Late:
             raise InputError(f"{path} has the columns {', '.join(header)}; label is needed, and input or id")
         key, label = header.index(keys[0]), header.index("label")
         labels: dict[str, int] = {}
-        for line, row in rows:
+        for line, row in ((line, [*map(as_written, row)]) for line, row in rows):
             if len(row) != len(header):
                 raise InputError(f"{path}, line {line}: {len(row)} values; the header has {len(header)} columns")
             name = row[label]

@@ -18,9 +18,11 @@ from PIL import Image
 from samples import announced, write_folder
 from test_cli import csada as program
 from test_cli import inside, refused
+from typer.main import get_command
 
 import csada
 from csada import CostMatrix, data
+from csada.cli import app
 from csada.data import folder, load
 from csada.data.scores import read as read_scores
 from csada.decisions.acceptance import verdicts
@@ -168,13 +170,13 @@ def test_a_key_of_a_hundred_thousand_parts_takes_no_time(tmp_path):
     assert "more than 100 levels" in done.stderr
 
 
-def test_three_thousand_comparisons_take_seconds():
+def test_thousands_of_comparisons_take_seconds():
     """Not done after a minute."""
     code = """
 from csada.decisions.elicit import Compared, fit_scale
-print(fit_scale([1.0] * 3000, [Compared(i, (i + 1) % 3000, 1.0) for i in range(3000)], {}).costs.sum())
+print(fit_scale([1.0] * 3500, [Compared(i, (i + 1) % 3500, 1.0) for i in range(3500)], {}).costs.sum())
 """
-    assert float(limited(code).stdout) == pytest.approx(3000)
+    assert float(limited(code).stdout) == pytest.approx(3500)
 
 
 def test_limits_have_a_bound(monkeypatch):
@@ -370,6 +372,23 @@ def test_a_script_that_gets_into_a_page_does_not_run(named, tmp_path, monkeypatc
                 tab.wait_for_load_state("load")
                 titles.append(tab.title())
             assert titles[0] != "ran" == titles[1], name
+
+
+# -- size
+
+
+def test_the_memory_of_every_command_is_on_record_or_why_it_is_not(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    memory, group = pytest.importorskip("memory"), get_command(app)
+
+    def names(group, before=""):
+        for name, command in group.commands.items():
+            yield from names(command, f"{name} ") if hasattr(command, "commands") else [before + name]
+
+    measured = {each.words for each in memory.measurements()}
+    assert len({each.name for each in memory.measurements()}) == len(memory.measurements())
+    left = {name for name in names(group) if not any(words.startswith(f"{name} ") for words in measured)}
+    assert left == set(memory.NOT_MEASURED)
 
 
 # -- disks and rights --------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """Downloads, against a real server on this machine that can break off, refuse to continue and serve wrong bytes."""
 
 import hashlib
+import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -20,6 +23,8 @@ class Handler(BaseHTTPRequestHandler):
         server.requests.append((self.path, begin))
         if self.path.strip("/") not in server.files:
             return self.send_error(404)
+        if server.raw is not None:
+            return self.wfile.write(server.raw)
         body = server.files[self.path.strip("/")]
         if begin >= len(body):
             return self.send_error(416)
@@ -38,6 +43,7 @@ def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.files, server.cuts, server.continues, server.requests = {"a.gz": CONTENT}, [], True, []
+        server.raw = None
         server.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -102,6 +108,50 @@ def test_folder_that_cannot_be_written_is_an_error(server, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="cannot be written"):
         download(f"{server.url}/a.gz", tmp_path / "file" / "a.gz", MD5)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "the connection broke 5 times; nothing came"),
+        (b"nonsense\r\n\r\n", r"cannot be fetched: the server's answer is no HTTP \(BadStatusLine\)"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, r"is no HTTP \(LineTooLong\)"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", r"is no HTTP \(HTTPException\)"),
+    ],
+)
+def test_a_server_that_speaks_no_http_is_one_line(server, tmp_path, raw, said):
+    server.raw = raw
+    with pytest.raises(RunError, match=said):
+        download(f"{server.url}/a.gz", tmp_path / "a.gz", MD5)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("told", ["abc", "-1", "9" * 5000])
+def test_a_length_that_is_no_number_is_left_to_the_checksum(server, tmp_path, told):
+    server.raw = f"HTTP/1.0 200 OK\r\nContent-Length: {told}\r\n\r\n".encode() + CONTENT
+    download(f"{server.url}/a.gz", tmp_path / "a.gz", MD5)
+    assert (tmp_path / "a.gz").read_bytes() == CONTENT
+
+
+def test_a_pipe_in_place_of_the_part_is_not_waited_for(server, tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from csada.data.fetch import download
+download(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+"""
+    os.mkfifo(tmp_path / "a.gz.part")
+    words = [sys.executable, "-c", code, f"{server.url}/a.gz", tmp_path / "a.gz", MD5]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert "a.gz.part cannot be written: not a regular file" in done.stderr
+
+
+def test_a_download_is_on_the_disk_before_it_has_its_name(server, tmp_path, monkeypatch):
+    done, replace = [], os.replace
+    monkeypatch.setattr(os, "fsync", lambda number: done.append(os.readlink(f"/proc/self/fd/{number}")))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("renamed"), replace(a, b)))
+    download(f"{server.url}/a.gz", tmp_path / "a.gz", MD5)
+    assert done == [f"{tmp_path}/a.gz.part", "renamed", str(tmp_path)]
 
 
 def test_fetch_brings_every_file_once(server, tmp_path, monkeypatch):

@@ -343,7 +343,7 @@ def test_no_name_steers_the_terminal(tmp_path):
     (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{('[red]a', chr(27) + 'b')[i % 2]}\n" for i in range(60)))
     shown = inside("costs", "check", tmp_path / "c.csv").stdout + inside("data", "show", tmp_path / "t.csv").stdout
     assert "[red]a labelled as \ufffd]0;b\ufffd costs 5" in shown and "\ufffdb" in shown and "\x1b" not in shown
-    assert printable("a\tb\nc\udcff\ud800") == "a\tb\nc??"
+    assert printable("a\tb\nc\u202ed\udcff\ud800") == "a\tb\ufffdc\ufffdd??"
 
 
 @pytest.mark.parametrize(

@@ -571,6 +571,19 @@ def out_of_reach(graph):
     graph.node.append(helper.make_node("Gather", ["first", "far"], ["class"]))
 
 
+def dear_constants(graph):
+    """A few kB that take half a minute to multiply: onnxruntime did that while it opened the file, under no limit."""
+    helper, kinds = onnx.helper, onnx.TensorProto
+    (made,) = [node for node in graph.node if "class" in node.output]
+    made.output[list(made.output).index("class")] = "first"
+    graph.initializer.append(helper.make_tensor("sides", kinds.INT64, [2], [3000, 3000]))
+    graph.node.append(helper.make_node("ConstantOfShape", ["sides"], ["m0"]))
+    graph.node.extend(helper.make_node("MatMul", [f"m{i}", "m0"], [f"m{i + 1}"]) for i in range(20))
+    graph.node.append(helper.make_node("ReduceMax", ["m20"], ["most"], keepdims=0))
+    graph.node.append(helper.make_node("Cast", ["most"], ["none"], to=kinds.INT64))
+    graph.node.append(helper.make_node("Add", ["first", "none"], ["class"]))
+
+
 def text_for_numbers(graph):
     helper = onnx.helper
     (made,) = [node for node in graph.node if "class" in node.output]
@@ -586,6 +599,7 @@ def text_for_numbers(graph):
     [
         (text_for_numbers, "its output class is not"),
         (never_ends, "cannot decide these samples"),
+        (dear_constants, "cannot decide these samples"),
         (one_less, "cannot decide these samples"),
         (beyond, "decides for class"),
         (out_of_reach, "cannot decide these samples"),  # onnxruntime logged a line of its own, in colour
@@ -600,6 +614,24 @@ def test_a_graph_that_is_not_ours_is_one_line(toy_file, tmp_path, monkeypatch, c
     with pytest.raises(InputError, match=message) as error:
         open_model(tmp_path / "x.onnx").decide(np.zeros((2, 2), np.float32))
     assert "\n" not in str(error.value) and capfd.readouterr().err == ""
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": ["0", "1", "0"]}, "class name '0' appears twice"),
+        ({"costs": [[0, 1]]}, "costs must be square"),
+        ({"input": {"shape": [3, 20_000, 20_000], "dtype": "uint8"}}, "samples of 3 x 20000 x 20000 uint8; at most"),
+    ],
+)
+def test_a_description_that_cannot_be_is_one_line(toy_file, tmp_path, changes, message):
+    model = onnx.load(toy_file)
+    (about,) = [each for each in model.metadata_props if each.key == "csada"]
+    about.value = json.dumps(json.loads(about.value) | changes | {"sha256": "0" * 64})
+    (tmp_path / "x.onnx").write_bytes(sealed(model.SerializeToString()))
+    with pytest.raises(InputError, match=message):
+        open_model(tmp_path / "x.onnx")
 
 
 # tables

@@ -23,7 +23,10 @@ BOUNDS = {
     "shards": 100_000,  # tar files of one data set
     "members": 2_000_000,  # files in one of them
     "groups": 1_000,  # of samples, that `csada check` judges one by one
+    "limits": 25_000,  # that are judged together; each in every group of `csada check` counts
     "answers": 5_000,  # comparisons of one expert
+    "scores": 2**33,  # bytes of the arrays of an .npz file of scores
+    "levels": 100,  # of lists and tables inside each other, in JSON and TOML
     "weights": 2**36,  # bytes of a file of weights, of arrays, of a checkpoint or of an exported model
     "device": 2**33,  # bytes of the samples that are kept on a GPU; what is larger is streamed
     "seconds": 600,  # that an exported model may take for one batch

@@ -90,7 +90,8 @@ class Classifier:
         if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
             raise InputError(f"classes are {', '.join(self.classes)}; two or more are needed, all different")
         if self.costs is not None and self.costs.classes != self.classes:
-            raise InputError(f"the costs name other classes: {name_changes(self.costs.classes, self.classes)}")
+            changes = name_changes(self.costs.classes, self.classes) or "the same in another order"
+            raise InputError(f"the costs name other classes: {changes}")
         self.decision.rule(self._costs)  # refuses what does not fit the classes
         if self.trained_on.dtype != np.uint64 or self.trained_on.ndim != 1:
             found = f"{self.trained_on.dtype} of shape {self.trained_on.shape}"

@@ -394,7 +394,7 @@ def _number(path: Path, row: _Row, column: int, truth: str, predicted: str) -> f
             f"{path}, line {row.line}, column {column + 1}: {text!r} may be thousands or decimals; write 1000 or 1,0"
         )
     try:
-        return float(text.replace(row.decimal, "."))
+        return float("" if "_" in text else text.replace(row.decimal, "."))  # Python reads 1_0 as 10
     except ValueError:
         what = "a referral" if (truth, predicted) == ("*", REFERRED) else f"calling {truth!r} {predicted!r}"
         raise InputError(f"{path}, line {row.line}: cost of {what} is {text!r}, no number") from None

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -19,9 +19,12 @@ from uuid import uuid4
 from csada.errors import InputError
 
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # a name of `whole`, left by a process that was killed
-UNSEEN = dict.fromkeys(
-    [*range(9), *range(11, 32), *range(127, 160)], "\ufffd"
-)  # control characters, but tab and newline
+MANY = 100  # files that wait for the disk one by one, milliseconds each; of more, the whole disk is waited for
+TURNING = (
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+)  # what follows is shown in another order than it stands there
+UNSEEN = dict.fromkeys([*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029, *TURNING], "\ufffd")  # but tabs
 
 KINDS = {  # of files that commands write: a name, and what one of csada's begins with
     "page": ("page.html", re.compile(rb'<meta name="generator" content="csada">')),
@@ -41,7 +44,7 @@ StrPath = str | os.PathLike[str]
 
 
 def printable(text: str) -> str:
-    """Without what could steer a terminal, and without bytes that are no UTF-8: a file's name may hold both."""
+    """In one line, without what could steer a terminal, and without bytes that are no UTF-8: a file's name may hold both."""
     return text.translate(UNSEEN).encode("utf-8", "replace").decode()
 
 
@@ -61,10 +64,7 @@ def whole(path: StrPath) -> Iterator[Path]:
         with partial.open("wb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # while somebody writes to it, nobody sweeps it away
             yield partial
-            synced(partial)
-            os.replace(partial, path)
-            with suppress(OSError):  # not every file system can for a folder
-                synced(path.parent)
+            settled(partial, path)
     finally:
         with uninterrupted():
             partial.unlink(missing_ok=True)
@@ -96,6 +96,19 @@ def synced(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def settled(partial: Path, path: Path, rename: Callable[[Path, Path], object] | None = None) -> None:
+    """It gets its name: a file, or all that is in a folder, is on the disk before, and the name afterwards."""
+    inside = [Path(root, name) for root, _, names in os.walk(partial) for name in (*names, ".")]
+    for file in inside[:MANY] or [partial]:
+        if not file.is_symlink():
+            synced(file)
+    if len(inside) > MANY:
+        os.sync()
+    (rename or os.replace)(partial, path)
+    with suppress(OSError):  # not every file system can for a folder
+        synced(path.parent)
 
 
 def write_text(path: StrPath, text: str, errors: str = "strict") -> Path:

@@ -19,7 +19,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from csada.errors import InputError, RunError
-from csada.files import synced, uninterrupted
+from csada.files import settled, uninterrupted
 
 CONFIG = "model.json"  # by which a folder of ours is known
 OWN = ".csada"
@@ -31,12 +31,18 @@ EXCHANGE, HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 
 @contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Whether the folder is ours now. Whoever holds a lock that is gone from its place holds nothing."""
-    (folder / OWN).mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as file:
+    """Whether the folder is ours now. Whoever holds a lock that is gone from its place holds nothing.
+
+    A stranger's folder may hold anything in its place: a link is not followed, and a pipe not waited for.
+    """
+    own, lock = folder / OWN, folder / LOCK
+    if own.is_symlink() or lock.is_symlink() or (lock.exists() and not lock.is_file()):
+        raise InputError(f"{lock} is a link, a pipe or something else that csada did not put there; remove it")
+    own.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            mine = os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat())
+            mine = os.path.samestat(os.fstat(file.fileno()), lock.stat())
         except (BlockingIOError, FileNotFoundError):
             mine = False
         yield mine
@@ -75,22 +81,19 @@ def replaced(out: Path, outdated: Sequence[str] = ()) -> Iterator[Path]:
     try:
         new.mkdir(parents=True)
         yield new
-        for file in (*new.iterdir(), new):
-            synced(file)  # before it takes the name
-        if not out.exists():
-            new.rename(out)
-            return
-        for entry in out.iterdir():
+        there = out.exists()
+        for entry in out.iterdir() if there else ():
             if entry.name in (OWN, *OUTDATED, *outdated) or (new / entry.name).exists():
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.copytree(entry, new / entry.name, symlinks=True)
             else:
                 shutil.copy2(entry, new / entry.name, follow_symlinks=False)
-        exchange(new, out)
+        settled(new, out, exchange if there else None)
     except OSError as error:
         raise RunError(
-            f"cannot write {out}: {error.strerror}; what was there is kept; the same command resumes from its checkpoint"
+            f"cannot write {out}: {error.strerror or error}; what was there is kept; the same command resumes from its "
+            "checkpoint"
         ) from None
     finally:
         with uninterrupted():

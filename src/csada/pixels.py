@@ -6,12 +6,14 @@ Needs Pillow and NumPy alone: a machine that only predicts has no PyTorch.
 from __future__ import annotations
 
 import io
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from threading import Lock
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from csada.bounds import check
@@ -19,6 +21,8 @@ from csada.errors import InputError
 from csada.files import StrPath
 
 SIDE = 65_535  # the most pixels on a side: JPEG's limit
+ALONE = 1 << 24  # pixels; larger images are decoded one at a time
+LARGE = Lock()
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # those whose header tells the size that is decoded
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 MODES = {1: "L", 3: "RGB"}
@@ -39,12 +43,25 @@ TURNS = {  # what makes a picture upright, by the orientation that its camera no
 }
 
 
+@contextmanager
+def _pillow() -> Iterator[None]:
+    """Whatever Pillow finds wrong is an InputError. Of a broken image it raises almost anything, so all is caught here."""
+    try:
+        yield
+    except UnidentifiedImageError:  # its own words name an object in memory
+        raise InputError("not an image that Pillow knows") from None
+    except MemoryError:
+        raise MemoryError("takes more memory to decode than there is") from None
+    except Exception as error:
+        if isinstance(error, InputError) or getattr(error, "errno", None):  # of the file, not of what is in it
+            raise
+        raise InputError(str(error) or type(error).__name__) from None
+
+
 def opened(source: StrPath | IO[bytes]) -> Image.Image:
     """The image, of which only the header is read; one that is too large to decode is refused."""
-    try:
+    with _pillow():  # it refuses twice our bound, unless that was raised
         image = Image.open(source, formats=FORMATS)
-    except Image.DecompressionBombError as error:  # at twice our bound, unless that was raised
-        raise InputError(f"{error}") from None
     width, height = image.size
     try:
         if max(width, height) > SIDE:
@@ -59,17 +76,21 @@ def opened(source: StrPath | IO[bytes]) -> Image.Image:
 def square(encoded: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
     """[channels, size, size]: the centre of the image, upright and resized; grey where there is one channel.
 
-    What is transparent becomes white. 16 bits are scaled to 8.
+    What is transparent becomes white. 16 bits are scaled to 8. Images are decoded on all cores, and the large ones, of which
+    there are some copies in between, one after the other.
     """
     with opened(io.BytesIO(encoded)) as image:
-        try:
-            pixels = _opaque(_eight_bits(image)).convert(MODES[channels])
-        except MemoryError:
-            raise InputError("takes more memory to decode than there is") from None
-        with suppress(Exception):  # a camera's notes that cannot be read do not make its picture worse
-            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)  # after decoding, which turns some formats
-            if orientation in TURNS:
-                pixels = pixels.transpose(TURNS[orientation])
+        turn = LARGE if image.width * image.height > ALONE else nullcontext()
+        with turn, _pillow():
+            return _square(image, size, channels)
+
+
+def _square(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
+    pixels = _opaque(_eight_bits(image)).convert(MODES[channels])
+    with suppress(InputError), _pillow():  # a camera's notes that cannot be read do not make its picture worse
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)  # after decoding, which turns some formats
+        if orientation in TURNS:
+            pixels = pixels.transpose(TURNS[orientation])
     side = min(pixels.size)
     left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
     pixels = pixels.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BILINEAR)
@@ -89,5 +110,5 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _opaque(image: Image.Image) -> Image.Image:
     if not image.has_transparency_data:
         return image
-    image = image.convert("RGBA")
+    image = image if image.mode == "RGBA" else image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

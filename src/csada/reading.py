@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 WHOLE = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "nothing"}
 LARGEST = 2**63  # whole numbers are of 64 bits everywhere behind the door
+DOTTED = r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"""  # a part of a key of TOML, and its dot
 NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of characters; the others stand for bytes of file names
 
 
@@ -72,14 +73,37 @@ def parse_json(text: str, where: str) -> Any:
         return number
 
     try:
-        return json.loads(text, parse_constant=finite, parse_float=finite)
+        return shallow(json.loads(text, parse_constant=finite, parse_float=finite), where)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{where} is damaged: {_line(error)}") from None
+
+
+def shallow(value: T, where: str) -> T:
+    """Refuses lists and tables in each other, level upon level, which would exhaust the stack of whoever walks them."""
+    level: list[Any] = [[value]]
+    for _ in range(most("levels") + 1):
+        children = (each.values() if isinstance(each, dict) else each for each in level)
+        if not (level := [each for some in children for each in some if isinstance(each, dict | list)]):
+            return value
+    raise _deep(where)
+
+
+def _deep(where: str) -> InputError:
+    limit = most("levels")
+    return InputError(
+        f"{where} has more than {limit} levels of lists and tables (csada --bound levels={10 * limit} allows more)"
+    )
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_text(path))
+        if re.search(
+            DOTTED + f"{{{most('levels')}}}", text := read_text(path)
+        ):  # tomllib's time has the square of them
+            raise _deep(str(path))
+        return shallow(tomllib.loads(text), str(path))
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         if isinstance(error, InputError):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from csada.bounds import check
 from csada.errors import InputError
 
 Dtype = Literal["uint8", "float32"]
@@ -22,6 +23,8 @@ class Sample:
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 3) or min(self.shape) < 1:
             raise InputError(f"shape is {list(self.shape)}; features, or channels, height and width are needed")
+        if not self.is_row:
+            check("pixels", self.shape[1] * self.shape[2], f"samples of {self}")
         if self.columns is not None and len(self.columns) != self.numbers + len(self.categories):
             raise InputError(f"{len(self.columns)} columns for {self.shape[0]} features")
         if self.categories and (self.columns is None or not all(self.categories)):

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from typing import Any, NoReturn
 
 from csada.cli import (  # noqa: F401 - each adds its commands
@@ -51,6 +52,7 @@ def main() -> None:
     log, told = logging.getLogger("csada"), Told()
     log.addHandler(told)
     log.setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # Pillow's lines; our bound of pixels says it
     try:
         app()
     except (InputError, RunError) as error:

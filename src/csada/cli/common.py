@@ -106,7 +106,7 @@ def progress(text: str) -> Iterator[Callable[..., None]]:
 def say(*lines: str, style: str | None = None, on: Console = console) -> None:
     """Text as it is: a class name is never markup, nor does it steer the terminal."""
     for line in lines:
-        on.print(printable(line), style=style, soft_wrap=True)
+        on.print("\n" * line.startswith("\n") + printable(line.removeprefix("\n")), style=style, soft_wrap=True)
 
 
 def warn(*lines: str, style: str | None = "yellow") -> None:

@@ -78,6 +78,9 @@ def write_template(out: Path, classes: Iterable[str], default: float = 1.0, *, m
 
 def _quoted(name: str) -> str:
     """As it stands in a CSV file."""
+    from csada.rows import cell
+
+    name = cell(name)
     return '"' + name.replace('"', '""') + '"' if set(name) & set(',"') else name
 
 

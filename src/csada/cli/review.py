@@ -92,7 +92,8 @@ def costs_merge(
     merged.costs.to_csv(out, as_list="*" not in merged.costs.classes, comment=told)
     order = np.argsort(-merged.spread, axis=None, kind="stable")
     pairs = [divmod(int(i), len(merged.costs)) for i in order if merged.spread.flat[i] > 1 + 1e-9]
-    odd = [pair for pair in pairs if merged.spread[pair] > FACTOR * (1 + 1e-9)]
+    flagged = merged.spread > FACTOR * (1 + 1e-9)
+    odd = [pair for pair in pairs if flagged[pair]]
     classes = merged.costs.classes
     if as_json:
         found = [
@@ -102,7 +103,7 @@ def costs_merge(
                 "costs": [float(e[y, z]) for e in experts],
                 "mean": merged.costs[y, z],
                 "factor": None if np.isinf(merged.spread[y, z]) else float(merged.spread[y, z]),
-                "flagged": (y, z) in odd,
+                "flagged": bool(flagged[y, z]),
             }
             for y, z in pairs
         ]
@@ -112,10 +113,12 @@ def costs_merge(
     cli.say(
         f"{len(experts)} experts differ on {len(pairs):,} pairs, by more than a factor of {FACTOR:g} on {len(odd):,}"
     )
-    for y, z in odd or pairs[:SHOWN]:
+    for y, z in (odd or pairs)[:SHOWN]:
         said = ", ".join(f"{e[y, z]:.4g}" for e in experts)
         factor = (
             "one says that it costs nothing" if np.isinf(merged.spread[y, z]) else f"{merged.spread[y, z]:.1f} times"
         )
         line = f"  {classes[y]} labelled as {classes[z]}: {said}; mean {merged.costs[y, z]:.4g} ({factor})"
         cli.say(line, style="yellow" if odd else None)
+    if (more := len(odd or pairs) - SHOWN) > 0:
+        cli.say(f"  and {more:,} more; --json has all of them")

@@ -22,7 +22,6 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from csada.bounds import most
@@ -282,9 +281,9 @@ def _decode_one(image: Encoded, size: int) -> tuple[NDArray[np.uint8], NDArray[n
     encoded = _readable(*image)
     try:
         pixels = square(encoded, size)
-    except UnidentifiedImageError:  # its own words name an object in memory
-        return "not an image that Pillow knows"
-    except Exception as error:  # a broken file makes Pillow raise almost anything
-        return str(error) or type(error).__name__
+    except InputError as error:
+        return str(error)
+    except MemoryError as error:  # of the moment: not to be remembered as a broken image
+        raise RunError(f"{image[0]} {error}; free some, or take the image away") from None
     wide = pixels.reshape(3, -1).astype(np.int64)
     return pixels, np.stack([wide.sum(1), (wide**2).sum(1)])

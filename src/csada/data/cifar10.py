@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import tarfile
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,10 @@ LARGEST = 1 << 28  # bytes of a batch or of an unpacked archive; CIFAR-10 has 70
 MEMBERS = 100_000  # files in an archive
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")  # until and since NumPy 2
 NAMES = (*RECONSTRUCT, "numpy ndarray", "numpy dtype", "_codecs encode")
+DAMAGED = (  # what reading a damaged archive or pickle raises
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
+    *(tarfile.TarError, lzma.LZMAError, zlib.error),
+)
 TRAIN, TEST = tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",)
 
 Labelled = tuple[Tensor, Tensor]
@@ -122,7 +127,7 @@ def _unpacked(archive: Path) -> Iterator[tuple[str, bytes]]:
                 yield member.name, content.read()
     except InputError as error:
         raise InputError(f"{archive} {error}; download it again") from None
-    except Exception as error:  # a damaged archive raises almost anything
+    except DAMAGED as error:
         raise InputError(f"{archive} is damaged ({str(error)[:200]}); download it again") from None
 
 
@@ -133,7 +138,7 @@ def _batch(raw: bytes, path: Path) -> Labelled:
         data, labels = _rows(content[b"data"]), content[b"labels"]
     except InputError as error:
         raise InputError(f"{path} {error}") from None
-    except Exception as error:  # a damaged pickle raises almost anything
+    except DAMAGED as error:
         why = f"{type(error).__name__}: {error}"[:200]
         raise InputError(f"{path} is damaged ({why}); download CIFAR-10 again") from None
     if data is None or type(labels) is not list or not all(type(y) is int and 0 <= y < 10 for y in labels):

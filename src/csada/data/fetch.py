@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csada.errors import InputError, RunError
-from csada.files import StrPath
+from csada.files import StrPath, regular, settled
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -111,16 +111,16 @@ def download(url: str, path: Path, md5: str, on_progress: Progress | None = None
             if _continue(url, part, on_progress, size):
                 break
         else:
+            kept = f"{part.stat().st_size:,} bytes are kept in {part}" if part.exists() else "nothing came"
             raise RunError(
-                f"{url}: the connection broke {ATTEMPTS} times; {part.stat().st_size:,} bytes are kept in {part}, "
-                "run the same command again to continue"
+                f"{url}: the connection broke {ATTEMPTS} times; {kept}, run the same command again to continue"
             )
         if (found := _md5(part)) != md5:
             part.unlink()
             raise RunError(f"{url}: its checksum is {found}, not {md5}; it was removed: run the same command again")
-        os.replace(part, path)
-    except urllib.error.URLError as error:
-        why = getattr(error, "reason", error)
+        settled(part, path)
+    except (urllib.error.URLError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or f"the server's answer is no HTTP ({type(error).__name__})"
         raise RunError(f"{url} cannot be fetched: {why}; check the network, then run again") from None
     except OSError as error:
         why = error.strerror or error
@@ -129,7 +129,7 @@ def download(url: str, path: Path, md5: str, on_progress: Progress | None = None
 
 def _continue(url: str, part: Path, on_progress: Progress | None, size: float) -> bool:
     """Appends to `part` what the server still has; False when the connection broke before the end."""
-    have = part.stat().st_size if part.exists() else 0
+    have = regular(part).stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=30)
@@ -138,10 +138,13 @@ def _continue(url: str, part: Path, on_progress: Progress | None, size: float) -
         if error.code == 416:  # there is nothing after what we have: the checksum decides
             return True
         raise
+    except (ConnectionError, TimeoutError):  # it closed without an answer
+        return False
     with response:
         if response.status != 206:  # a server that cannot continue sends all of it again
             have = 0
-        total = have + int(response.headers.get("Content-Length") or 0)
+        told = response.headers.get("Content-Length") or ""
+        total = have + (int(told) if told.isdecimal() and len(told) < 19 else 0)
         with part.open("ab" if have else "wb") as out:
             try:
                 while chunk := response.read(CHUNK):

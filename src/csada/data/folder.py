@@ -37,7 +37,7 @@ from csada.data.splits import (
     unrepresented,
 )
 from csada.errors import InputError, RunError
-from csada.files import StrPath, printable, regular, uninterrupted
+from csada.files import StrPath, printable, regular, settled, uninterrupted
 from csada.folders import OWN, beside, locked
 from csada.pixels import SUFFIXES, opened
 
@@ -149,7 +149,7 @@ def shorter_side(path: StrPath, sample: int = 25) -> int:
     sides = []
     for name in paths[:: -(-len(paths) // sample)]:
         # broken ones are found by `load`
-        with contextlib.suppress(Exception), opened(regular(Path(path) / name)) as image:
+        with contextlib.suppress(InputError, OSError), opened(regular(Path(path) / name)) as image:
             sides.append(min(image.size))
     return int(np.median(sides or [224]))
 
@@ -181,7 +181,7 @@ def save(splits: Splits, path: StrPath, on_progress: Progress | None = None) -> 
                         done += 1
                         if on_progress and done % 100 == 0:
                             on_progress(done, total)
-                half.rename(target)
+                settled(half, target)
             finally:
                 with uninterrupted():
                     shutil.rmtree(half, ignore_errors=True)

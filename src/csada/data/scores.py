@@ -34,14 +34,13 @@ from csada.costs import did_you_mean
 from csada.data.splits import PARTS, Part, Splits, as_ids, by_content, hashed, scaled
 from csada.errors import InputError
 from csada.files import StrPath, regular
-from csada.rows import MISSING, decimal_sign, number, read_rows
+from csada.rows import MISSING, as_written, decimal_sign, number, read_rows
 
 KINDS = {"p:": "p", "z:": "z", "logit:": "z"}  # how the names of columns start: probabilities or logits
 PLACED = (".npz", parquet.SUFFIX)  # files that have rows and no lines
 SUM = 2e-3  # by which probabilities may miss 1: what half precision loses
 LEAST = float(np.finfo(np.float32).tiny)
 CHUNK = 65_536  # rows read at once
-LARGEST = 2**34  # bytes of an NPZ file's arrays
 MOST = 50_000  # labelled rows of validation, and of test: more take minutes and tell no more
 NONE = -1  # no label
 DAMAGED = (  # what reading the arrays of a ZIP file raises
@@ -242,12 +241,13 @@ def _csv(path: Path) -> tuple[list[str], Iterator[Chunk]]:
                 if len(row) != len(header):
                     raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
             try:
-                if decimal != ".":
+                cells = [[row[place] for place in places] for _, row in some]
+                if decimal != "." or any("_" in cell for row in cells for cell in row):  # NumPy reads 1_0 as 10
                     raise ValueError
-                values = np.array([[row[place] for place in places] for _, row in some], np.float64)
+                values = np.array(cells, np.float64)
             except ValueError:
                 values = np.array([numbers(line, row) for line, row in some])
-            texts = [[row[header.index(name)] for _, row in some] for name in others]
+            texts = [[as_written(row[header.index(name)]) for _, row in some] for name in others]
             yield Chunk([line for line, _ in some], texts, values)
 
     return columns, chunks()
@@ -286,8 +286,8 @@ def _npz(path: Path) -> tuple[list[str], Iterator[Chunk]]:
     """Arrays id [N], label [N] and, if there is one, part [N], all text; classes [K], and p or z [N, K]."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
-                raise InputError(f"{path} holds more than {LARGEST:,} bytes")
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+            check("scores", unpacked, f"{path} holds arrays of {unpacked:,} bytes")
         with np.load(path, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in ("id", "label", "part", "classes", "p", "z") if name in arrays}
     except DAMAGED as error:

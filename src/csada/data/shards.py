@@ -99,7 +99,10 @@ def shorter_side(place: str, sample: int = 25) -> int:
     found = list(gathered(place, skip_bad=True).where.values())
     sides, read = [], tars.reader(ahead=0)
     for each in found[:: -(-len(found) // sample)]:
-        with suppress(Exception), opened(io.BytesIO(read(*each))) as image:  # broken ones are found by `load`
+        with (
+            suppress(InputError, OSError),
+            opened(io.BytesIO(read(*each))) as image,
+        ):  # broken ones are found by `load`
             sides.append(min(image.size))
     return int(np.median(sides or [224]))
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from csada.bounds import check
 from csada.decisions.arrays import Labels
 from csada.decisions.limits import Limit
 from csada.metrics import PairError, exact_bounds
@@ -155,7 +157,9 @@ def verdicts(
 ) -> tuple[Criterion, ...]:
     """Every limit on all samples and within each group. refers=False: the rule leaves no case to a person, whatever comes."""
     parts = {"": np.ones(len(truth), bool), **(groups or {})}
-    share = 1 / (len(limits) * len(parts))
+    count = len(limits) * len(parts)
+    check("limits", count, f"{len(limits):,} limits on {len(parts):,} sets of samples are {count:,}")
+    share = 1 / count
     found = []
     for group, mask in parts.items():
         for limit in limits:
@@ -199,6 +203,7 @@ def _criterion(limit: Limit, group: str, bad: NDArray[np.float64], error: float,
     )
 
 
+@lru_cache(2**16)
 def _bounds(lost: float, gained: float, n: int, error: float, paired: bool) -> tuple[float, float]:
     """The one-sided upper and lower bound of the share lost, less the share gained, each at this error."""
     if not paired:
@@ -208,6 +213,7 @@ def _bounds(lost: float, gained: float, n: int, error: float, paired: bool) -> t
     return first.high - second.low, first.low - second.high
 
 
+@lru_cache(2**16)  # of many limits and groups most have seen few mistakes
 def _needed(most: float, lost: float, gained: float, n: int, error: float, paired: bool) -> int | None:
     """The least number of samples, to 4 digits, that decide at the rates seen; without samples, at no mistake."""
     x, y = lost / max(n, 1), gained / max(n, 1)

@@ -60,16 +60,17 @@ def fit_scale(start: Sequence[float], answers: Sequence[Compared], typed: Mappin
     compared = sorted({pair for k in used for pair in answers[k][:2]})
     free = [pair for pair in compared if pair not in at]
     column = {pair: j for j, pair in enumerate(free)}
-    design, said = np.zeros((len(used), len(free))), np.zeros(len(used))
-    for row, k in enumerate(used):
-        said[row] = math.log(answers[k].ratio)
-        for sign, pair in ((1.0, answers[k].first), (-1.0, answers[k].second)):
-            if pair in column:
-                design[row, column[pair]] += sign
-            else:
-                said[row] -= sign * at[pair]
-    inverse = np.linalg.inv(design.T @ design)
-    at |= dict(zip(free, inverse @ design.T @ said, strict=True))
+    normal, right, terms = np.zeros((len(free), len(free))), np.zeros(len(free)), []
+    for k in used:
+        ends = (1.0, answers[k].first), (-1.0, answers[k].second)
+        said = math.log(answers[k].ratio) - sum(sign * at[pair] for sign, pair in ends if pair in at)
+        terms.append([(sign, column[pair]) for sign, pair in ends if pair in column])
+        for sign, i in terms[-1]:
+            right[i] += sign * said
+            for other, j in terms[-1]:
+                normal[i, j] += sign * other
+    inverse = np.linalg.inv(normal)
+    at |= dict(zip(free, inverse @ right, strict=True))
     for together in floating:
         before = [start[pair] for pair in together if start[pair] > 0]
         shift = math.log(min(before, default=1.0)) - min(at[pair] for pair in together)
@@ -78,9 +79,10 @@ def fit_scale(start: Sequence[float], answers: Sequence[Compared], typed: Mappin
         with np.errstate(over="ignore"):  # no cost is infinite: who makes a table of it refuses
             costs[pair] = typed.get(pair, float(np.exp(at[pair])))
     residuals, leverage = np.full(len(answers), np.nan), np.ones(len(answers))
-    for k, own in zip(used, np.einsum("ki,ij,kj->k", design, inverse, design), strict=True):
+    for k, own in zip(used, terms, strict=True):
         first, second, ratio = answers[k]
-        residuals[k], leverage[k] = math.log(ratio) - (at[first] - at[second]), own
+        residuals[k] = math.log(ratio) - (at[first] - at[second])
+        leverage[k] = sum(sign * other * inverse[i, j] for sign, i in own for other, j in own)
     return Scale(costs, residuals, leverage)
 
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from csada import bounds
 from csada.costs import did_you_mean
 from csada.decisions.arrays import Floats, Labels
 from csada.errors import InputError
@@ -178,6 +179,7 @@ class Limits:
         _check("at_most", 0, self.confidence)
         if not any((self.pair, self.recall, self.precision, self.referred, self.accuracy_lost)):
             raise InputError("no limit is given; known: pair, recall, precision, referred, accuracy_lost")
+        bounds.check("limits", count := len(self.pair) + len(self.recall) + len(self.precision), f"{count:,} limits")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Limits:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from csada.files import write_text
+from csada.rows import cell as written
 
 NONE = "–"  # what was not measured
 
@@ -88,7 +89,7 @@ def comma_separated(table: Table) -> str:
             else:
                 cells += [cell or "", *([""] * (spread + len(units)))]
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    csv.writer(file, lineterminator="\n").writerows([map(written, words) for words in [header, *rows]])
     return file.getvalue()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from csada.bounds import most
+from csada.costs import CostMatrix
 from csada.errors import InputError
 from csada.reading import build, parse_json, read_bytes, sha256
 from csada.sample import Sample
@@ -55,6 +56,9 @@ class About:
     referral_cost: float | None = None  # of leaving a case to a person; in units of `costs`, None: not given
     sha256: str = UNSEALED
 
+    def __post_init__(self) -> None:
+        CostMatrix(self.costs, self.classes, self.referral_cost)  # refuses what does not fit together
+
 
 def sealed(content: bytes) -> bytes:
     """The file with the hash of all the rest in its description."""
@@ -80,7 +84,8 @@ def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:
     try:
         quiet = onnxruntime.SessionOptions()
         quiet.log_severity_level = FATAL
-        session = onnxruntime.InferenceSession(content, quiet, providers=providers)
+        # to open a file computes nothing: constants that a few kB describe may take hours, and PyTorch folded those of ours
+        session = onnxruntime.InferenceSession(content, quiet, providers, disabled_optimizers=["ConstantFolding"])
         text = session.get_modelmeta().custom_metadata_map.get(METADATA)
     except Exception as error:  # onnxruntime's exceptions share no other base
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -79,6 +79,7 @@ def auto(
         raise InputError(f"members is {members}; 1 or more are needed")
     if engine is not None and minutes is not None:
         raise InputError("--time trains one network after the other: leave it out, or --engine and --workers")
+    costs = costs.ordered(classifier.classes)
     started, deadline = datetime.now(UTC), None if minutes is None else time.monotonic() + 60 * minutes
     splits = checked(classifier, splits, seen)
     check_limits(limits, splits, refer)

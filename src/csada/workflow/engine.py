@@ -211,7 +211,7 @@ def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool =
         return call(partial(told, file))
     except Later:
         raise
-    except Exception as error:
+    except Exception as error:  # a run may be anybody's code
         kind = next((kind for kind in (Diverged, InputError) if isinstance(error, kind)), RunError)
         where = f" (on {node})" if on_ray else ""
         raise kind(f"{reason(error)}{where}".replace("\n", " ")) from None
@@ -257,7 +257,7 @@ def started(
             future: Future[Any] = Future()
             try:
                 future.set_result(task.call(tell))
-            except Exception as error:
+            except Exception as error:  # whatever it is, whoever asks for the result gets it
                 future.set_exception(error)
             return future
 
@@ -286,7 +286,7 @@ def processes(workers: int) -> Iterator[Callable[..., Future[Any]]]:
     with ThreadPoolExecutor(workers) as threads:
         try:
             yield partial(threads.submit, inside)
-        except BaseException:
+        except BaseException:  # Ctrl-C as well
             for process in multiprocessing.active_children():
                 process.terminate()  # what they work on resumes from its checkpoint
             raise
@@ -325,7 +325,7 @@ def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[
         ray.init(
             address, include_dashboard=None if address else False, log_to_driver=False, logging_level=logging.ERROR
         )
-    except Exception as error:
+    except Exception as error:  # Ray's own exceptions share no other base
         raise RunError(f"no Ray cluster at {address or 'this machine'}: {' '.join(str(error).split())[:200]}") from None
 
     def nodes() -> list[dict[str, float]]:

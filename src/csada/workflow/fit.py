@@ -63,7 +63,7 @@ def improve(
     limits: what must not happen more often than stated; they take the place of the budget.
     checkpoints: a folder from which the same run resumes. on_epoch(line, total) is called after every epoch.
     """
-    started = datetime.now(UTC)
+    started, costs = datetime.now(UTC), costs.ordered(classifier.classes)
     splits = checked(classifier, splits, seen)
     check_limits(limits, splits, refer)
     resolved, threads = resolve(classifier, splits, method, options or {})

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import UnidentifiedImageError
 
 from csada import tars
 from csada.bounds import most
@@ -115,7 +114,9 @@ def predict(
 
 
 def default_batch(model: Model) -> int:
-    return ROWS if model.input.is_row else IMAGES
+    if model.input.is_row:
+        return ROWS
+    return max(1, min(IMAGES, most("pixels") // math.prod(model.input.shape[1:])))
 
 
 def open_log(path: Path, model: Model) -> Log:
@@ -163,9 +164,7 @@ def _read(read: Callable[[], Read]) -> Read | str:
     """The sample, or why there is none."""
     try:
         return read()
-    except UnidentifiedImageError:
-        return "not an image that Pillow knows"
-    except Exception as error:  # a broken image makes Pillow raise almost anything
+    except (OSError, ValueError, MemoryError) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

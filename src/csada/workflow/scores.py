@@ -21,6 +21,7 @@ from csada.files import whole
 from csada.logbook import Log
 from csada.metrics import REFER
 from csada.models import create
+from csada.rows import cell
 from csada.workflow.fit import improve
 
 FEWEST = 20  # labelled rows of validation; fewer calibrate nothing
@@ -96,6 +97,7 @@ def write_scores(classifier: Classifier, splits: Splits, path: Path) -> Path:
     splits = classifier.adapt(splits, every_class=False)
     with whole(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
+        names = [cell(name) for name in classifier.classes]
         out.writerow(["id", "label", "part", *(f"z:{name}" for name in classifier.classes)])
         for name in PARTS:
             part = getattr(splits, name)
@@ -104,5 +106,5 @@ def write_scores(classifier: Classifier, splits: Splits, path: Path) -> Path:
             scores = predict_logits(classifier.network, part)
             ids = part.names or [str(i) for i in range(len(part))]
             for each, label, logits in zip(ids, scores.labels.tolist(), scores.logits.tolist(), strict=True):
-                out.writerow([f"{name}/{each}", classifier.classes[label], name, *map(repr, logits)])
+                out.writerow([f"{name}/{each}", names[label], name, *map(repr, logits)])
     return path

@@ -18,6 +18,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCE
 
 import torch
 
+from csada.paper.record import written
 from csada.paper.spec import load_spec
 from csada.paper.sweep import collect, run_experiment
 from csada.reading import write_json
@@ -46,7 +47,7 @@ def sweep(folder: Path, engine: Engine, epochs: int) -> tuple[float, dict[str, A
     report = run_experiment(spec, folder / "runs", engine=engine)
     seconds = time.perf_counter() - started
     assert len(report.done) == 13 and not report.failed, report
-    return seconds, collect(spec, folder / "runs")
+    return seconds, written(collect(spec, folder / "runs"))
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:

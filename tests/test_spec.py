@@ -145,6 +145,17 @@ def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
         (GOOD.replace("pareto", "paretto"), "no preset 'paretto'"),
         (GOOD.replace('title = "mine"', ""), r"mine\.toml, scale smoke: title is missing"),
         (GOOD + "= 3", r"mine\.toml is no TOML file"),
+        ("runs_of = 3\n", r"mine\.toml: runs_of is 3, no experiment; known: "),
+        ("runs_of = 'mine.toml'\n", "runs_of is 'mine.toml', no experiment"),
+        ("runs_of = 'errors-pmi'\nname = 'x'\n", "name cannot be set in the file"),
+        (GOOD.replace("[smoke]", "smoke = 3"), r"mine\.toml: smoke is 3; a table of names and values is needed"),
+        (GOOD.replace('["csada", "sosr"]', "3"), r"methods is 3; a list \(text each\) is needed"),
+        (GOOD.replace('["csada", "sosr"]', "[]"), "methods is empty"),
+        (GOOD + "options.every = 3", "options.every is 3; a table of names and values is needed"),
+        (GOOD + "options = 3", "options is 3; a table"),
+        (GOOD + "baseline.recipe = []", r"baseline: recipe is \[\]; text is needed"),
+        (GOOD + "data = 'toy'", "data_options: spread is None; a number is needed"),
+        (GOOD + "replications = 100000\nmatrices = 100000", "20,000,000,000 runs; at most 100,000 are done"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path, text, message):

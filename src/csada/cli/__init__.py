@@ -29,7 +29,9 @@ from csada.cli.common import Terminated, app, warn
 from csada.errors import InputError, RunError
 
 LONGEST = 5000  # letters of a message
-USAGE: Any = typer.BadParameter.__mro__[1]  # of words that no command knows; its own name depends on the version of Typer
+USAGE: Any = typer.BadParameter.__mro__[
+    1
+]  # of words that no command knows; its own name depends on the version of Typer
 
 
 class Told(logging.Handler):
@@ -61,7 +63,7 @@ def main() -> None:
         sys.exit(code)
     except USAGE as error:  # nothing, where the help was shown instead
         if why := error.format_message():
-            ended(f"{why} ({error.ctx.command_path} --help shows what there is)", 2)
+            ended(f"{why} ({error.ctx.command_path if error.ctx else 'csada'} --help shows what there is)", 2)
         sys.exit(2)
     except (InputError, RunError) as error:
         ended(str(error), 2 if isinstance(error, InputError) else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,7 +103,8 @@ def unpickled(content: bytes | memoryview, device: torch.device | str = "cpu") -
             if sum(each.file_size for each in archive.infolist()) > len(content):
                 raise InputError("it is compressed, and torch.save compresses nothing")
     file.seek(0)
-    return torch.load(file, map_location=device, weights_only=True)
+    with warnings.catch_warnings(action="ignore"):  # about kinds of tensors that nobody asks for
+        return torch.load(file, map_location=device, weights_only=True)
 
 
 def is_plain(value: object) -> bool:

@@ -358,8 +358,9 @@ def resume(work: Work, loop: Loop) -> list[Epoch]:
 
 def unfit(loop: Loop, found: Checkpoint) -> str:
     """Why this cannot be a checkpoint of the run; empty where it can."""
-    if not all(map(is_plain, found.model.values())):
-        return "weights that are no plain tensors"
+    trained = [found.model[name] for name, _ in loop.model.named_parameters() if name in found.model]
+    if not all(map(is_plain, found.model.values())) or not all(bool(each.isfinite().all()) for each in trained):
+        return "weights that are no plain tensors of finite numbers"
     if not 0 < len(found.history) <= loop.settings.epochs:
         return f"{len(found.history)} epochs of {loop.settings.epochs}"
     (group,) = loop.optimizer.param_groups

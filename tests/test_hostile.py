@@ -617,6 +617,7 @@ def put(*places, value=None):
         ("table-mnist-fast", put("runs", 0, "result", "rule", value=None)),
         ("table-mnist-fast", put("runs", 0, "config", "costs", value={"kind": "pareto", "seed": "x"})),
         ("table-mnist-fast", put("runs", 0, "config", "costs", value={"kind": []})),
+        ("table-mnist-fast", put("runs", 0, "config", "costs", value={"kind": "pareto", "seed": -3})),
         ("table-mnist-fast", put("runs", 0, "config", "options", value=3)),
         ("table-mnist-fast", put("runs", 0, "config", "seed", value=[])),
         ("table-mnist-fast", put("classes", value=3)),
@@ -624,11 +625,12 @@ def put(*places, value=None):
         ("lambda-cifar10-fast", put("runs", 0, "config", "options", "weight", value="x")),
         ("convergence-cifar10-fast", put("runs", 0, "history", 0, "epoch", value=[])),
         ("toy-fast", put("runs", 0, "result", "panels", value=[{}, {}])),
+        ("toy-fast", put("runs", 0, "result", "panels", 0, "paths", value=[])),
     ],
 )
 def test_a_changed_record_of_an_experiment_is_refused_in_one_line(name, change, tmp_path):
     record = json.loads((RESULTS / f"{name}.json").read_text())
-    record["runs"] = record["runs"][:3]
+    record["runs"] = sorted(record["runs"], key=lambda run: "panels" not in run["result"])[:3]
     change(record)
     (tmp_path / f"{name}.json").write_text(json.dumps(record))
     assert f"{name}.json: " in refused("tables", "--results", tmp_path, "--out", tmp_path / "out")

@@ -151,6 +151,11 @@ def value_in(tree: Any, rng: Random) -> str:
     if not places:
         return "nothing to change"
     at, key = rng.choice(places)
+    if rng.random() < 0.5:  # most values are deep in tables of numbers: start above
+        at, key = tree, rng.choice([key for where, key in places if where is tree])
+        while isinstance(at[key], dict | list) and at[key] and rng.random() < 0.8:
+            at = at[key]
+            key = rng.choice(list(at) if isinstance(at, dict) else range(len(at)))
     kind = rng.randrange(8)
     if kind == 0:
         del at[key]

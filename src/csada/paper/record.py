@@ -33,6 +33,10 @@ class Pareto:
     kind: Literal["pareto"]
     seed: int
 
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"seed must be zero or more, got {self.seed}")
+
 
 @dataclass(frozen=True)
 class OnePair:
@@ -184,8 +188,8 @@ def check_counts(result: Any, classes: Sequence[str]) -> None:
         if isinstance(each, np.ndarray):
             if each.shape != (len(classes), len(classes)):
                 raise InputError(f"confusion counts have shape {each.shape}, but there are {len(classes)} classes")
-            if (each < 0).any() or not each.any():
-                raise InputError("confusion counts must be zero or more, and not all zero")
+            if not 0 <= int(each.min()) <= int(each.max()) < 2**40 or not each.any():
+                raise InputError("confusion counts must be zero or more, of at most 40 bits, and not all zero")
         elif each is not None:
             check_counts(each, classes)
 

@@ -234,7 +234,9 @@ def _all_pairs(record: Record) -> int:
 
 
 def by_lambda(runs: Sequence[Result]) -> dict[float, list[Result]]:
-    own = [run for run in runs if run.method == "csada"]
+    own = [run for run in runs if run.method == "csada" and "weight" in run.options]
+    if not own:
+        raise InputError("no run of csada names its weight; make them again with `csada reproduce`")
     return {weight: [run for run in own if run.weight == weight] for weight in sorted({run.weight for run in own})}
 
 
@@ -262,7 +264,8 @@ def lambda_plot(record: Record) -> Figure:
 
 def curves(record: Record) -> tuple[dict[int, Array], dict[int, Array]]:
     """Loss and test WER (%): epoch -> one value per replication. Epoch 0 is the baseline, which has no such loss."""
-    told = [line for run in record.first for line in run.history if line.epoch > 0 and line.test_wer is not None]
+    runs = [run for run in record.first if run.method == CSADA.method]
+    told = [line for run in runs for line in run.history if line.epoch > 0 and line.test_wer is not None]
     if not told:
         raise InputError(f"the runs of {record.name} have no test WER by epoch; make them again with `csada reproduce`")
     epochs = dict.fromkeys(line.epoch for line in told)
@@ -318,7 +321,7 @@ def toy_table(record: Record) -> list[Table]:
 
 def toy_plot(record: Record) -> Figure | None:
     for run in record.runs:
-        if run.panels:
+        if run.panels and "epsilon" in run.options:
             return toy_figure(*run.panels, record.classes, run.options["epsilon"])
     return None
 

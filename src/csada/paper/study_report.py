@@ -187,6 +187,9 @@ def csada_point(folder: Path) -> tuple[float, float] | None:
         return None
     known, first = read_record(path), costs(CURVES[0], 10).values
     own = [run for run in known.runs if run.method == "csada" and np.array_equal(run.costs.values, first)]
+    own = [run for run in own if total_cost(run.counts[True, False], run.costs) > 0]
+    if not own:
+        return None
     gained = [accuracy(run.counts[False, False]) - accuracy(run.counts[True, False]) for run in own]
     left = [
         total_cost(run.counts[False, False], run.costs) / total_cost(run.counts[True, False], run.costs) for run in own

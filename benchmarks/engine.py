@@ -21,6 +21,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCE
 
 import torch
 
+from csada.paper.record import written
 from csada.paper.spec import load_spec
 from csada.paper.sweep import collect, run_experiment
 from csada.reading import write_json
@@ -53,7 +54,7 @@ def sweep(folder: Path, engine: Engine, epochs: int) -> tuple[float, dict[str, A
     report = run_experiment(spec, folder / "runs", engine=engine)
     seconds = time.perf_counter() - started
     assert len(report.done) == 13 and not report.failed, report
-    return seconds, collect(spec, folder / "runs")
+    return seconds, written(collect(spec, folder / "runs"))
 
 
 def shortest_of(record: dict[str, Any]) -> float:

@@ -8,19 +8,17 @@ experiment's file states what was taken from it.
 """
 
 import argparse
-import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
+from csada.errors import RunError
 from csada.metrics import accuracy, weighted_error_rate
-from csada.paper.record import cost_matrix
+from csada.paper.record import MethodResult, Pareto, cost_matrix
 from csada.paper.run import Run
-from csada.paper.spec import load_spec, run_configs
-from csada.paper.sweep import SweepReport, do_runs, plan_runs
+from csada.paper.spec import known_by, load_spec, run_configs
+from csada.paper.sweep import attempt, plan_runs
 from csada.reading import read_json, write_json
-from csada.workflow.runs import environment, identity
+from csada.workflow.runs import environment
 
 COSTS, SEED = 100, 100  # of the cost matrix, of the fine-tuning
 
@@ -34,20 +32,20 @@ def candidate(text):
 def make_run(spec, method, settings, runs):
     options = {method: spec.options[method] | settings}
     (config,) = run_configs(replace(spec, methods=[method], options=options, replications=1, matrices=1), {})
-    costs = config["costs"] | ({"seed": COSTS} if spec.costs == "pareto" else {})
-    config = config | {"seed": SEED, "costs": costs}
-    return Run(config, runs / "settings" / identity(config))
+    costs = Pareto("pareto", COSTS) if spec.costs == "pareto" else config.costs
+    config = replace(config, seed=SEED, costs=costs)
+    return Run(config, runs / "settings" / known_by(config))
 
 
 def do(run):
     """Why it failed, if it did."""
-    report = SweepReport()
-    do_runs([] if run.done else [run], None, math.inf, 1, None, report)
-    return report.failed.get(run.name)
+    try:
+        attempt(run, None, lambda *_: None)
+    except RunError as error:
+        return str(error)
 
 
 def judged(counts, costs):
-    counts = np.array(counts)
     return {"cost": weighted_error_rate(counts, costs), "accuracy": accuracy(counts)}
 
 
@@ -69,15 +67,15 @@ def main():
         if failed := do(run):
             trial["failed"] = failed
         else:
-            result = read_json(run.folder / "result.json", dict)
-            costs = cost_matrix(run.config["costs"], result["data"]["classes"])
-            trial["baseline"] = judged(result["baseline"]["validation"], costs)
-            trial["validation"] = judged(result["validation"], costs)
+            result = read_json(run.folder / "result.json", MethodResult)
+            costs = cost_matrix(run.config.costs, result.data.classes)
+            trial["baseline"] = judged(result.baseline.validation, costs)
+            trial["validation"] = judged(result.validation, costs)
             best[method] = min(trial, best.get(method, trial), key=lambda t: t["validation"]["cost"])
         print(trial, flush=True)
         trials.append(trial)
     chosen = {method: trial["settings"] for method, trial in best.items()}
-    about = {"table": given.name, "scale": given.scale, "costs": run.config["costs"], "seed": SEED}
+    about = {"table": given.name, "scale": given.scale, "costs": run.config.costs, "seed": SEED}
     name = f"settings-{given.name.removeprefix('table-')}-{given.scale}.json"
     write_json(given.results / name, about | {"trials": trials, "chosen": chosen, "environment": environment()})
     print(chosen)

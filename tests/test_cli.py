@@ -41,6 +41,21 @@ def refused(*arguments):
     return run.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("train", "--epochs", "x"), "Invalid value for '--epochs'"),
+        (("train", "--epoch", "3"), "No such option: --epoch"),
+        (("data", "shew"), "No such command 'shew'"),
+        (("tables", "--out"), "requires an argument"),
+        (("nothing",), "No such command 'nothing'"),
+    ],
+)
+def test_words_that_no_command_knows_are_one_line_too(words, why):
+    said = refused(*words)
+    assert said.startswith("csada: ") and why in said and "--help shows what there is" in said
+
+
 def test_neither_help_nor_import_needs_torch():
     code = (
         "import sys, csada; from csada.cli import app; assert not {'torch', 'numpy'} & set(sys.modules); csada.attack"

@@ -580,3 +580,127 @@ def test_a_project_file_of_wrong_values_is_one_line(seeing, photos, tmp_path, mo
         done.returncode == 2 and before in ([], ["settings from csada.toml"]) and message in said and len(said) < 5100
     )
     assert not (tmp_path / "out").exists()
+
+
+# -- what the paper's experiments left
+
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def put(*places, value=None):
+    """The record with another value there; without one, without the place."""
+
+    def change(record):
+        *inside, last = places
+        for key in inside:
+            record = record[key]
+        if value is None:
+            del record[last]
+        else:
+            record[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("table-mnist-fast", put("runs", value=3)),
+        ("table-mnist-fast", put("runs", 0, value=[])),
+        ("table-mnist-fast", put("runs", 0, "result")),
+        ("table-mnist-fast", put("runs", 0, "result", "test", value=[[1, 2], [3]])),
+        ("table-mnist-fast", put("runs", 0, "result", "test", 0, 0, value="x" * 5000)),
+        ("table-mnist-fast", put("runs", 0, "result", "test", 0, 0, value=1.5)),
+        ("table-mnist-fast", put("runs", 0, "result", "test", 0, 0, value=-5)),
+        ("table-mnist-fast", put("runs", 0, "result", "test", 0, 0, value=10**400)),
+        ("table-mnist-fast", put("runs", 0, "result", "rule", value=None)),
+        ("table-mnist-fast", put("runs", 0, "config", "costs", value={"kind": "pareto", "seed": "x"})),
+        ("table-mnist-fast", put("runs", 0, "config", "costs", value={"kind": []})),
+        ("table-mnist-fast", put("runs", 0, "config", "costs", value={"kind": "pareto", "seed": -3})),
+        ("table-mnist-fast", put("runs", 0, "config", "options", value=3)),
+        ("table-mnist-fast", put("runs", 0, "config", "seed", value=[])),
+        ("table-mnist-fast", put("classes", value=3)),
+        ("table-mnist-fast", put("data", value=[1])),
+        ("lambda-cifar10-fast", put("runs", 0, "config", "options", "weight", value="x")),
+        ("convergence-cifar10-fast", put("runs", 0, "history", 0, "epoch", value=[])),
+        ("toy-fast", put("runs", 0, "result", "panels", value=[{}, {}])),
+        ("toy-fast", put("runs", 0, "result", "panels", 0, "paths", value=[])),
+    ],
+)
+def test_a_changed_record_of_an_experiment_is_refused_in_one_line(name, change, tmp_path):
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    record["runs"] = sorted(record["runs"], key=lambda run: "panels" not in run["result"])[:3]
+    change(record)
+    (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    assert f"{name}.json: " in refused("tables", "--results", tmp_path, "--out", tmp_path / "out")
+
+
+MINE = """
+title = "mine"
+data = "toy"
+data_options = { spread = 2.0 }
+model = "mlp"
+costs = "pairs"
+pairs = [[1, 2]]
+methods = ["csada"]
+[smoke]
+data = "toy"
+data_scale = 1.0
+model = "mlp"
+replications = 1
+baseline = { epochs = 1, lr = 0.05, batch_size = 150 }
+options.every = { epochs = 1, lr = 0.01, batch_size = 150 }
+options.csada = { steps = 1, step_size = 0.05, epsilon = 1.5 }
+"""
+
+
+def test_a_changed_run_of_an_experiment_is_refused_in_one_line(tmp_path):
+    (tmp_path / "mine.toml").write_text(MINE)
+    words = "reproduce", tmp_path / "mine.toml", "--scale", "smoke", "--runs", tmp_path / "runs", "--results"
+    assert inside(*words, tmp_path / "results").returncode == 0
+    (folder,) = (tmp_path / "runs" / "mine").iterdir()
+
+    def said(name, place):
+        path = folder / name
+        content = path.read_bytes()
+        path.unlink()
+        place(path)
+        run = inside(*words, tmp_path / "again")
+        path.unlink()
+        path.write_bytes(content)
+        assert run.returncode == 2 and not (tmp_path / "again" / "mine-smoke.json").exists()
+        return run.stderr
+
+    assert "history.jsonl is empty; remove" in said("history.jsonl", Path.touch)
+    assert "history.jsonl cannot be read: not a regular file" in said("history.jsonl", os.mkfifo)
+    assert "history.jsonl, line 1: epoch is missing" in said("history.jsonl", lambda p: p.write_text("{}\n"))
+    assert "result.json: validation is missing" in said("result.json", lambda p: p.write_text("{}"))
+    assert "result.json is []; a table" in said("result.json", lambda p: p.write_text("[]"))
+    record = json.loads((tmp_path / "results" / "mine-smoke.json").read_text())
+    (tmp_path / "results" / "mine-smoke.json").write_text(json.dumps(record | {"runs": [3]}))
+    assert "runs[0] is 3; a table" in refused(*words, tmp_path / "results")
+
+
+def test_a_changed_library_of_the_study_is_refused_in_one_line(tmp_path):
+    path, about = tmp_path / "library-wine.npz", json.loads((RESULTS / "library-wine.json").read_text())
+    about["networks"] = {name: each for name, each in about["networks"].items() if name.startswith("0/")}
+    (tmp_path / "library-wine.json").write_text(json.dumps(about))
+    with np.load(RESULTS / "library-wine.npz") as found:
+        arrays = {name: each for name, each in found.items() if name.startswith("0/")}
+    scores = arrays["0/baseline/test/identity"]
+
+    def said(**changes):
+        np.savez(path, **{name: each for name, each in (arrays | changes).items() if each is not None})
+        return refused("study", "--results", tmp_path)
+
+    assert "lacks the scores of 0/baseline" in said(**{"0/baseline/test/identity": None})
+    assert "0/baseline/test/identity is float16 (35, 3)" in said(**{"0/baseline/test/identity": scores[1:]})
+    assert "is float16 (36, 3)" in said(**{"0/baseline/test/identity": scores * np.float16("nan")})
+    assert "0/test_ids is uint64 (36,)" in said(**{"0/test_labels": arrays["0/test_labels"][1:]})
+    assert "is no NPZ file of plain arrays: " in said(strange=np.array([{}]))
+    path.write_bytes(b"no archive")
+    assert "is no NPZ file of plain arrays: File is not a zip file" in refused("study", "--results", tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    assert "is no NPZ file of plain arrays: not a regular file" in refused("study", "--results", tmp_path)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from csada import models
 from csada.errors import InputError
+from csada.models.factories import sketch
 from csada.models.folded import foldable, folded_forward
 
 
@@ -300,6 +303,82 @@ def test_a_grey_model_sees_what_the_colour_model_sees_in_a_grey_picture(imagenet
     grey = torch.randn(2, 1, 48, 48, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(model(grey), source(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5)
+
+
+def strange(state: dict[str, Tensor]) -> dict[str, object]:
+    """Files of tensors that cannot be copied as they are."""
+    weight = state["fc.weight"]
+    with warnings.catch_warnings(action="ignore"):
+        kinds: dict[str, object] = {
+            "sparse": weight.to_sparse(),
+            "meta": weight.to("meta"),
+            "quantized": torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+            "nested": torch.nested.nested_tensor([weight, weight]),
+            "complex": weight.to(torch.complex64),
+            "number": 3,
+        }
+    files: dict[str, object] = {name: state | {"fc.weight": value} for name, value in kinds.items()}
+    return files | {"int key": state | {3: weight}, "tuple key": state | {("fc", "x"): weight}}
+
+
+def test_tensors_of_other_kinds_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    model = models.resnet(9, 3, channels=1)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    for name, state in strange(dict(model.state_dict())).items():
+        with warnings.catch_warnings(action="ignore"):
+            torch.save(state, tmp_path / f"{name}.pt")
+        with pytest.raises(InputError, match="holds no table of tensors"):
+            models.load_weights(model, tmp_path / f"{name}.pt")
+    torch.save(before | {"conv1.weight": torch.ones(1).expand(2**20, 3, 2**10, 2**10)}, tmp_path / "endless.pt")
+    with pytest.raises(InputError, match=r"conv1.weight is \(1048576, 3, 1024, 1024\) and should be"):
+        models.load_weights(model, tmp_path / "endless.pt")
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_weights_take_no_more_memory_than_their_file(tmp_path: Path) -> None:
+    model = models.resnet(9, 3, channels=1)
+    torch.save(model.state_dict(), tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in plain.namelist():
+            bomb.writestr(name, bytes(2**26) if name.endswith("data/0") else plain.read(name))
+    with pytest.raises(InputError, match=r"it is compressed, and torch.save compresses nothing"):
+        models.load_weights(model, tmp_path / "bomb.pt")
+
+
+def test_lists_of_a_stranger_make_no_network_of_a_hundred_thousand_layers() -> None:
+    with pytest.raises(InputError, match="make no mlp: hidden has more than 1000 values"):
+        sketch("mlp", 3, {"features": 4, "hidden": [1] * 100_000}, "model.json", trust=False)
+
+
+def test_a_librarys_network_takes_no_memory_before_its_shapes_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("from torchvision import models\n")
+    (tmp_path / "torchvision" / "models.py").write_text(
+        "import torch\n"
+        "def list_models(module): return ['wide', 'looks']\n"
+        "def get_model(name, weights, num_classes):\n"
+        "    model = torch.nn.Linear(2**40 if name == 'wide' else 2, num_classes)\n"
+        "    if name == 'looks': model.weight.sum().item()\n"
+        "    return model\n"
+    )
+    code = """if True:
+        import torch
+        from csada.errors import InputError
+        from csada.models.factories import rebuild
+        state = {"weight": torch.ones(3, 2), "bias": torch.zeros(3)}
+        assert torch.equal(rebuild("torchvision:looks", 3, {}, state, "m", False).weight, state["weight"])
+        try:
+            rebuild("torchvision:wide", 3, {}, state, "m", False)
+        except InputError as error:
+            print(error)
+    """
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    env = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert "weight is (3, 2) and should be (3, 1099511627776)" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_torch_file_loads_even_an_old_one_without_counters_or_a_head(tmp_path: Path) -> None:

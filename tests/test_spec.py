@@ -1,14 +1,15 @@
 """Experiment files: what they resolve to, and what is refused before any work."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from csada.errors import InputError
-from csada.paper import EXPERIMENTS
+from csada.paper import EXPERIMENTS, record
 from csada.paper import spec as specs
-from csada.paper.spec import baseline_configs, choose_pairs, load_spec, run_configs
+from csada.paper.spec import baseline_configs, choose_pairs, known_by, load_spec, run_configs
 from csada.paper.sweep import plan_runs
 from csada.reading import read_json
 from csada.workflow.runs import identity
@@ -39,10 +40,10 @@ def test_all_ten_experiments_resolve_at_their_scales_to_as_many_runs_as_they_say
                 assert scale in specs.OVER
                 continue
             spec = load_spec(name, scale)
-            counts = {identity(c): confusion for c in baseline_configs(spec)}
+            counts = {known_by(c): confusion for c in baseline_configs(spec)}
             runs = run_configs(spec, counts)
-            assert len({identity(c) for c in runs}) == len(runs) == spec.count
-            assert {c["baseline"] for c in runs} == set(counts)
+            assert len({known_by(c) for c in runs}) == len(runs) == spec.count
+            assert {c.baseline for c in runs} == set(counts)
 
 
 def test_paper_scale_has_the_values_of_the_text_and_script_those_of_the_authors_code():
@@ -59,14 +60,14 @@ def test_paper_scale_has_the_values_of_the_text_and_script_those_of_the_authors_
 def test_what_was_chosen_on_validation_is_fast_but_for_the_settings_that_were():
     for name in ("table-pmi-resnet9", "table-pmi-resnet34"):
         fast, chosen = (load_spec(name, scale) for scale in ("fast", "chosen"))
-        record = read_json(ROOT / f"results/settings-{chosen.name.removeprefix('table-')}-chosen.json", dict)
-        for method, settings in record["chosen"].items():
+        searched = read_json(ROOT / f"results/settings-{chosen.name.removeprefix('table-')}-chosen.json", dict)
+        for method, settings in searched["chosen"].items():
             assert chosen.options[method] == fast.options[method] | settings
 
 
 def test_the_first_matrix_may_have_more_replications_than_the_others():
     spec = load_spec("table-cifar10", "fast")
-    runs = [(c["method"], c["costs"]["seed"], c["seed"]) for c in run_configs(spec, {})]
+    runs = [(c.method, c.costs.seed, c.seed) for c in run_configs(spec, {})]
     assert {run[1:] for run in runs} == {(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (2, 0), (3, 0), (4, 0)}
     assert [run[1] for run in runs[:15:3]] == [0, 1, 2, 3, 4]  # all matrices before any second replication
     assert load_spec("table-cifar10", "paper").count == 75
@@ -80,13 +81,13 @@ def test_the_errors_table_shows_the_very_runs_of_the_comparison():
 
 def test_baselines_are_shared_by_experiments_on_the_same_data():
     on_cifar = [load_spec(n) for n in ("failure-cifar10", "lambda-cifar10", "convergence-cifar10", "table-cifar10")]
-    assert len({identity(c) for spec in on_cifar for c in baseline_configs(spec)}) == 1
+    assert len({known_by(c) for spec in on_cifar for c in baseline_configs(spec)}) == 1
 
 
 def test_a_run_is_known_by_its_settings_not_by_their_order():
     config = run_configs(load_spec("table-cifar10"), {})[0]
-    assert identity(config) == identity(dict(reversed(config.items())))
-    assert identity(config) != identity(config | {"seed": 1})
+    assert known_by(config) == identity(dict(reversed(record.written(config).items())))
+    assert known_by(config) != known_by(replace(config, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -101,19 +102,19 @@ def test_a_run_is_known_by_its_settings_not_by_their_order():
 )
 def test_a_run_keeps_its_hash_so_that_nothing_measured_is_run_again(name, scale, baseline, first):
     spec = load_spec(name, scale)
-    assert identity(baseline_configs(spec)[0]) == baseline
-    assert first is None or identity(run_configs(spec, {})[0]) == first
+    assert known_by(baseline_configs(spec)[0]) == baseline
+    assert first is None or known_by(run_configs(spec, {})[0]) == first
 
 
 def test_every_run_of_the_committed_records_is_one_that_its_experiment_still_plans(tmp_path):
     found = [read_json(path, object) for path in sorted((ROOT / "results").glob("*.json"))]
-    records = [record for record in found if isinstance(record, dict) and "scale" in record and "planned" in record]
+    records = [held for held in found if isinstance(held, dict) and "scale" in held and "planned" in held]
     assert len(records) == 15
-    for record in records:
-        plan = plan_runs(load_spec(record["experiment"], record["scale"]), tmp_path, ROOT / "results")
+    for held in records:
+        plan = plan_runs(load_spec(held["experiment"], held["scale"]), tmp_path, ROOT / "results")
         planned = {run.folder.name for run in (*plan.runs, *plan.baselines)}
-        assert {identity(run["config"]) for run in (*record["runs"], *record["baselines"])} <= planned
-        assert len(plan.missing()) == record["planned"] - len(record["runs"])
+        assert {identity(run["config"]) for run in (*held["runs"], *held["baselines"])} <= planned
+        assert len(plan.missing()) == held["planned"] - len(held["runs"])
 
 
 def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
@@ -144,6 +145,17 @@ def test_pairs_are_the_most_confused_and_some_of_the_others_always_the_same():
         (GOOD.replace("pareto", "paretto"), "no preset 'paretto'"),
         (GOOD.replace('title = "mine"', ""), r"mine\.toml, scale smoke: title is missing"),
         (GOOD + "= 3", r"mine\.toml is no TOML file"),
+        ("runs_of = 3\n", r"mine\.toml: runs_of is 3, no experiment; known: "),
+        ("runs_of = 'mine.toml'\n", "runs_of is 'mine.toml', no experiment"),
+        ("runs_of = 'errors-pmi'\nname = 'x'\n", "name cannot be set in the file"),
+        (GOOD.replace("[smoke]", "smoke = 3"), r"mine\.toml: smoke is 3; a table of names and values is needed"),
+        (GOOD.replace('["csada", "sosr"]', "3"), r"methods is 3; a list \(text each\) is needed"),
+        (GOOD.replace('["csada", "sosr"]', "[]"), "methods is empty"),
+        (GOOD + "options.every = 3", "options.every is 3; a table of names and values is needed"),
+        (GOOD + "options = 3", "options is 3; a table"),
+        (GOOD + "baseline.recipe = []", r"baseline: recipe is \[\]; text is needed"),
+        (GOOD + "data = 'toy'", "data_options: spread is None; a number is needed"),
+        (GOOD + "replications = 100000\nmatrices = 100000", "20,000,000,000 runs; at most 100,000 are done"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path, text, message):

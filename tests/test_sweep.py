@@ -18,6 +18,7 @@ import pytest
 
 import csada
 from csada.paper import EXPERIMENTS
+from csada.paper.record import written
 from csada.paper.spec import load_spec
 from csada.paper.sweep import collect, run_experiment, write_record
 from csada.workflow.runs import identity
@@ -191,7 +192,7 @@ def small(tmp_path_factory):
 
 
 def test_a_record_holds_what_tables_and_figures_need(small):
-    folder, _, found = small
+    folder, found = small[0], written(small[2])
     assert found["classes"] == list("0123456789") and found["data"]["samples"]["test"] == 108
     assert [r["config"]["options"].get("weight") for r in found["runs"]].count(None) == 2
     for run in found["runs"]:
@@ -217,7 +218,7 @@ def test_what_a_record_holds_is_not_run_again_on_a_machine_without_the_folders(s
     write_record(tmp_path / "results" / f"{spec.record}.json", found)
     report = run_experiment(spec, tmp_path / "runs", results_dir=tmp_path / "results")
     assert len(report.skipped) == 6 and not report.done and not (tmp_path / "runs").exists()
-    assert collect(spec, tmp_path / "runs", tmp_path / "results") == found
+    assert written(collect(spec, tmp_path / "runs", tmp_path / "results")) == written(found)
 
     text = (small[0] / "sweep.toml").read_text()
     changed = text.replace("[0.0, 5.0]", "[0.0, 5.0, 7.0]").replace("matrices = 2", "matrices = 1")
@@ -229,8 +230,9 @@ def test_what_a_record_holds_is_not_run_again_on_a_machine_without_the_folders(s
         "csada",
     ]
     merged = collect(larger, tmp_path / "runs", tmp_path / "results")
-    assert len(merged["runs"]) == 4  # runs of the second matrix are no longer the experiment's
-    assert all(run in merged["runs"] for run in found["runs"] if run["config"]["costs"]["seed"] == 0)
+    assert len(merged.runs) == 4  # runs of the second matrix are no longer the experiment's
+    kept = written(merged)["runs"]
+    assert all(run in kept for run in written(found)["runs"] if run["config"]["costs"]["seed"] == 0)
 
 
 def test_a_time_limit_leaves_the_rest_for_later(small, tmp_path):
@@ -250,7 +252,7 @@ def test_the_most_confused_pairs_come_from_the_baseline_and_all_pairs_are_those_
     path.write_text(path.read_text().replace('"pareto"', '"pairs"').replace('"csada", "sosr"', '"csada"'))
     spec = load_spec(str(path), "smoke")
     assert len(run_experiment(spec, tmp_path / "runs").done) == 1 + 4
-    found = collect(spec, tmp_path / "runs")
+    found = written(collect(spec, tmp_path / "runs"))
     rates = np.array(found["baselines"][0]["result"]["validation"], dtype=float)
     rates /= rates.sum(1, keepdims=True)
     np.fill_diagonal(rates, -1)
@@ -300,7 +302,7 @@ def test_a_baseline_that_is_carried_along_is_trained_once_and_the_same_everywher
     assert len(parts) > 1 and all(part.stat().st_size < 60_000 for part in parts)
     monkeypatch.setattr("csada.paper.run.train_stages", lambda *_: pytest.fail("trained again"))
     run_experiment(spec, tmp_path / "there", carried=carried)
-    here, there = (collect(spec, tmp_path / name) for name in ("here", "there"))
+    here, there = (written(collect(spec, tmp_path / name)) for name in ("here", "there"))
     for one, other in zip(here["baselines"] + here["runs"], there["baselines"] + there["runs"], strict=True):
         assert [e["loss"] for e in one["history"]] == [e["loss"] for e in other["history"]]
         assert one["config"] == other["config"] and one["result"]["test"] == other["result"]["test"]

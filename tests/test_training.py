@@ -1,4 +1,6 @@
 import copy
+import hashlib
+import io
 import os
 import random
 import signal
@@ -19,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import csada
 from csada.errors import Diverged
 from csada.training import Settings, split_options
-from csada.training.checkpoints import read_checkpoint
+from csada.training.checkpoints import MAGIC, read_checkpoint
 
 COSTS = csada.CostMatrix.pareto(4, seed=0)
 
@@ -304,6 +306,60 @@ def test_a_damaged_checkpoint_starts_anew_and_says_so(tmp_path, damage, caplog):
     caplog.clear()
     run()
     assert not caplog.records  # it was written anew
+
+
+def changed(place, value):
+    """The state with another value at that place; without one, without the place."""
+
+    def change(state):
+        *inside, last = place
+        for key in inside:
+            state = state[key]
+        if value is None:
+            del state[last]
+        else:
+            state[last] = value(state[last]) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed(["origin"], {}),
+        changed(["origin", "settings"], 3),
+        changed(["origin", "strange"], ""),
+        changed(["model"], None),
+        changed(["model"], [1]),
+        changed(["model", "0.weight"], lambda w: w[:1].clone()),
+        changed(["model", "0.weight"], lambda w: w.to_sparse()),
+        changed(["model", "0.weight"], lambda w: w * torch.nan),
+        changed(["model", "strange"], torch.zeros(1)),
+        changed(["optimizer"], {}),
+        changed(["optimizer", "state"], {}),
+        changed(["optimizer", "state", 0], {"momentum_buffer": torch.zeros(1)}),
+        changed(["optimizer", "state", 99], {}),
+        changed(["history"], "3"),
+        changed(["history"], "[]"),
+        changed(["history"], '[{"epoch": "x"}]'),
+        changed(["history"], "["),
+        changed(["history"], 3),
+        dict.clear,
+    ],
+)
+def test_a_checkpoint_of_right_hash_and_other_content_starts_anew_and_says_so(tmp_path, change, optimizer, caplog):
+    model, x, y = problem(16)
+    kw = {"epochs": 2, "lr": 0.01, "optimizer": optimizer, "checkpoint": tmp_path / "run.pt"}
+    whole = csada.fit(model, (x, y), "csada", COSTS, **kw)
+    start = len(MAGIC) + 32
+    state = torch.load(io.BytesIO((tmp_path / "run.pt").read_bytes()[start:]), weights_only=True)
+    change(state)
+    body = io.BytesIO()
+    torch.save(state, body)
+    (tmp_path / "run.pt").write_bytes(MAGIC + hashlib.sha256(body.getvalue()).digest() + body.getvalue())
+    again = csada.fit(model, (x, y), "csada", COSTS, **kw)
+    assert torch.equal(weights(whole), weights(again)) and "run.pt is damaged: the run starts anew" in caplog.text
 
 
 def test_a_file_that_is_no_checkpoint_is_not_overwritten(tmp_path):

@@ -118,7 +118,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> Path:
 
 
 def build(kind: Any, value: Any, where: str) -> Any:
-    """`value` as a `kind`: a dataclass, a NamedTuple, a builtin, list, tuple, dict, Literal, Enum or a union of these.
+    """`value` as a `kind`: a dataclass, a NamedTuple, a builtin, list, tuple, dict, NDArray, Literal, Enum or a union of these.
 
     Errors start with `where`, which ends in the key.
     """
@@ -131,6 +131,8 @@ def build(kind: Any, value: Any, where: str) -> Any:
         return value if _among(value, arguments) else refuse(value, kind, where)
     if origin in (list, tuple, Sequence):
         return _sequence(kind, origin, arguments, value, where)
+    if origin is np.ndarray:
+        return _array(kind, arguments, value, where)
     if origin in (dict, Mapping):
         table = _table(value, kind, where)
         return {key: build(arguments[1], each, f"{where}.{key}") for key, each in table.items()}
@@ -193,6 +195,8 @@ def describe(kind: Any) -> str:
         return " or ".join(map(repr, arguments))
     if origin in (list, tuple, Sequence):
         return f"a list ({describe(arguments[0])} each)" if arguments else "a list"
+    if origin is np.ndarray:
+        return "a table of numbers"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " or ".join(repr(each.value) for each in kind)
     return WHOLE.get(kind, "a table of names and values")
@@ -237,6 +241,19 @@ def _sequence(kind: Any, origin: Any, arguments: Sequence[Any], value: Any, wher
     kinds = arguments if fixed else [arguments[0]] * len(value)
     built = [build(each, one, f"{where}[{i}]") for i, (each, one) in enumerate(zip(kinds, value, strict=True))]
     return built if origin is list else tuple(built)
+
+
+def _array(kind: Any, arguments: Sequence[Any], value: Any, where: str) -> Any:
+    """Lists of lists, all of one length, of such numbers."""
+    wanted = np.dtype(typing.get_args(arguments[1])[0])
+    known: set[type] = {"b": {bool}, "i": {int}, "f": {int, float}}[wanted.kind]  # type: ignore[assignment]
+    found = np.array(value, dtype=object)  # what is no list of one length with the others is an element here
+    if not isinstance(value, list) or not {type(each) for each in found.flat} <= known:
+        return refuse(value, kind, where)
+    try:
+        return found.astype(wanted)
+    except OverflowError:
+        return refuse(value, kind, where)
 
 
 def _table(value: Any, kind: Any, where: str) -> Mapping[str, Any]:

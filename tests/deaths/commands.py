@@ -83,6 +83,12 @@ COMMANDS: dict[str, Command] = {
     "reproduce": Command(
         "reproduce toy --scale smoke --runs runs --results out/results", (), progress=("runs", "out/results"), slow=True
     ),
+    "reproduce/ray": Command(
+        "reproduce toy --scale smoke --engine ray --runs runs --results out/results",
+        (),
+        progress=("runs", "out/results"),
+        slow=True,
+    ),
     "study": Command(
         "study wine --baselines 1 --runs runs --results out/results", (), progress=("runs", "out/results"), slow=True
     ),

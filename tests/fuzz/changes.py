@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
 import struct
 import tarfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,6 +22,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
+
+MAGIC = b"csada checkpoint\n"
 
 Change = Callable[[Path, Random], str]  # makes it, and says what it was
 
@@ -63,6 +67,22 @@ LITERALS = (
     "'..'",
     "[1, 'a']",
     "'high'",
+)
+
+
+EXPERIMENT = (
+    *("title", "data", "model", "costs", "pairs", "methods", "lambdas", "matrices", "replications", "seconds", "fresh"),
+    *(
+        "replications_elsewhere",
+        "data_scale",
+        "data_options",
+        "baseline",
+        "options",
+        "options.every",
+        "runs_of",
+        "smoke",
+    ),
+    *("recipe", "baseline.recipe", "baseline.epochs", "options.csada.weight", "track", "name", "variant"),
 )
 
 
@@ -131,6 +151,11 @@ def value_in(tree: Any, rng: Random) -> str:
     if not places:
         return "nothing to change"
     at, key = rng.choice(places)
+    if rng.random() < 0.5:  # most values are deep in tables of numbers: start above
+        at, key = tree, rng.choice([key for where, key in places if where is tree])
+        while isinstance(at[key], dict | list) and at[key] and rng.random() < 0.8:
+            at = at[key]
+            key = rng.choice(list(at) if isinstance(at, dict) else range(len(at)))
     kind = rng.randrange(8)
     if kind == 0:
         del at[key]
@@ -229,6 +254,87 @@ def tensors_of(path: Path, rng: Random) -> str:
         else:
             values["members"][0]["sha256"] = digest
         manifest.write_text(signed(values))
+    return f"array {name}"
+
+
+def torch_of(path: Path, rng: Random) -> str:
+    """What torch.save wrote, with something else in it; of a checkpoint with the right hash."""
+    import torch
+
+    content = path.read_bytes()
+    start = len(MAGIC) + 32 if content.startswith(MAGIC) else 0
+    found: Any = torch.load(io.BytesIO(content[start:]), weights_only=True)
+    if start and rng.random() < 0.3:
+        history = json.loads(found["history"])
+        told = value_in(history, rng)
+        found["history"] = json.dumps(history)
+    elif rng.random() < 0.5:
+        told = value_in(found, rng)
+    else:
+        told = tensor_in(found["model"] if start else found, rng)
+    if rng.random() < 0.1:
+        found, told = rng.choice(({}, [], [found], 3, {"state_dict": found}, {1: found})), "a whole"
+    body = io.BytesIO()
+    torch.save(found, body)
+    data = body.getvalue()
+    if rng.random() < 0.1:  # compressed, and what it holds is long
+        data, told = compressed(data), "compressed"
+    path.write_bytes(MAGIC + hashlib.sha256(data).digest() + data if start else data)
+    return told
+
+
+def tensor_in(table: dict[Any, Any], rng: Random) -> str:
+    """A tensor of another kind or shape, under the same name or another."""
+    import torch
+
+    name = rng.choice(sorted(table))
+    value = table[name]
+    kind = rng.randrange(9)
+    with warnings.catch_warnings(action="ignore"):
+        other = (
+            lambda: value.to_sparse(),
+            lambda: torch.empty(value.shape, device="meta"),
+            lambda: torch.quantize_per_tensor(value.float(), 0.1, 0, torch.qint8),
+            lambda: torch.nested.nested_tensor([value, value]),
+            lambda: value.to(torch.complex64),
+            lambda: torch.ones(1).expand(rng.choice((tuple(value.shape), (2**20, 2**20), (2**30, 3, 3, 3)))),
+            lambda: value.to(rng.choice((torch.int8, torch.bool, torch.float64, torch.bfloat16))),
+            lambda: value.reshape(-1)[:1].clone(),
+            lambda: torch.full_like(value, float("nan")),
+        )[kind]()
+    table[rng.choice((name, name, name, 3, ("a", "b"), "strange"))] = other
+    return f"tensor {name} {kind}"
+
+
+def compressed(content: bytes) -> bytes:
+    """A ZIP file's content, with one more file of 64 MB in a few bytes."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as after:
+        for name in before.namelist():
+            after.writestr(name, before.read(name))
+        after.writestr(f"{before.namelist()[0].split('/')[0]}/data/99", bytes(2**26))
+    return packed.getvalue()
+
+
+def library_of(path: Path, rng: Random) -> str:
+    """An array of another shape, type or content, under its name or another one's."""
+    with np.load(path) as found:
+        arrays = dict(found)
+    name, other = rng.choice(sorted(arrays)), rng.choice(sorted(arrays))
+    kind = rng.randrange(5)
+    if kind == 0:
+        del arrays[name]
+    elif kind == 1:
+        arrays[name] = arrays[other]
+    elif kind == 2:
+        arrays[rng.choice(("x", "0/x/test/identity", "0/baseline/test/x", "1/test_labels", "0/test_ids"))] = arrays[
+            name
+        ]
+    elif kind == 3:
+        arrays[name] = np.array(rng.choice(([], [b"x"], [{}], [1j], ["\ud800"], 3, [["low"]], ["low"] * 36)))
+    else:
+        arrays[name] = array(arrays[name], rng)
+    np.savez_compressed(path, **arrays)
     return f"array {name}"
 
 
@@ -374,6 +480,7 @@ def toml_of(path: Path, rng: Random) -> str:
                 "priors",
                 "groups",
                 "junit",
+                *EXPERIMENT,
             )
         )
         lines.insert(rng.randrange(len(lines) + 1), f"{key} = {literal}")

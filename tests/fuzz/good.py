@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import pickle
 import shutil
 import struct
@@ -59,6 +60,27 @@ pair = [{ truth = "low", predicted = "high", at_most = 0.9 }]
 recall = [{ class = "mid", at_least = 0.01, confidence = 0.8 }]
 referred = { at_most = 0.9 }
 """
+MINE = """\
+title = "mine"
+data = "toy"
+data_options = { spread = 2.0 }
+model = "mlp"
+costs = "pairs"
+pairs = [[1, 2]]
+methods = ["csada"]
+lambdas = [1.0, 2.0]
+fresh = true
+replications = 1
+
+[smoke]
+data = "toy"
+data_scale = 1.0
+model = "mlp"
+baseline = { epochs = 2, lr = 0.05, batch_size = 150 }
+options.every = { epochs = 2, lr = 0.01, batch_size = 150 }
+options.csada = { steps = 2, step_size = 0.05, epsilon = 1.5 }
+replications = 1
+"""
 COSTS = "truth,predicted,cost,why\n*,*,1,usual\nlow,low,0,\nmid,mid,0,\nhigh,high,0,\nlow,high,10,bad\n"
 REFERRED = COSTS + "*,(refer),0.5,a person\n"
 PRIORS = "class,frequency\nlow,0.7\nmid,0.2\nhigh,0.1\n"
@@ -72,7 +94,7 @@ def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> No
     root.mkdir(parents=True)
     draw = np.random.default_rng(0)
     texts = {"csada.toml": TOML, "limits.toml": LIMITS, "costs.csv": COSTS, "referred.csv": REFERRED}
-    texts |= {"matrix.csv": MATRIX, "priors.csv": PRIORS}
+    texts |= {"matrix.csv": MATRIX, "priors.csv": PRIORS, "mine.toml": MINE}
     texts["groups.csv"] = "row,group\n" + "".join(f"{i},{('north', 'south')[i % 2]}\n" for i in range(1, 91))
     for name, text in texts.items():
         (root / name).write_text(text)
@@ -107,8 +129,10 @@ def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> No
             info.size = len(label)
             tar.addfile(info, io.BytesIO(label.encode()))
     _models(root)
+    _measured(root)
     shutil.copytree(root / "model", root / "checked")
     for command in (
+        "reproduce mine.toml --scale smoke --runs runs --results done",
         "check checked table.csv --criteria csada.toml --groups groups.csv",
         "fit model table.csv --costs costs.csv --priors priors.csv --out version",
         "decide scores.csv --costs costs.csv --out out/d.csv --save rule",
@@ -188,6 +212,29 @@ def _cifar(folder: Path, draw: np.random.Generator) -> None:
         tar.extractall(folder, filter="data")
 
 
+def _measured(root: Path) -> None:
+    """Records of the paper's experiments with a few runs each, and a library of one baseline."""
+    results = Path(__file__).parents[2] / "results"
+    for folder in ("records", "study"):
+        (root / folder).mkdir()
+    for name in (
+        "table-mnist-fast",
+        "convergence-cifar10-fast",
+        "lambda-cifar10-fast",
+        "failure-mnist-fast",
+        "toy-fast",
+    ):
+        record = json.loads((results / f"{name}.json").read_text())
+        record["runs"] = sorted(record["runs"], key=lambda run: "panels" not in run["result"])[:6]
+        record["baselines"] = record["baselines"][:1]
+        (root / "records" / f"{name}.json").write_text(json.dumps(record))
+    about = json.loads((results / "library-wine.json").read_text())
+    about["networks"] = {name: each for name, each in about["networks"].items() if name.startswith("0/")}
+    (root / "study" / "library-wine.json").write_text(json.dumps(about))
+    with np.load(results / "library-wine.npz") as arrays:
+        np.savez(root / "study" / "library-wine.npz", **{k: v for k, v in arrays.items() if k.startswith("0/")})
+
+
 def _models(root: Path) -> None:
     """Fitted classifiers of a table and of images, a baseline, the same as ONNX, and loose weights."""
     import torch
@@ -214,5 +261,6 @@ def _models(root: Path) -> None:
     torch.save(baseline.state_dict(), root / "weights.pt")
     from csada.workflow.train import train
 
-    train(table, "mlp", epochs=1, checkpoints=root / "resumed")
+    train(table, "mlp", epochs=2, checkpoints=root / "resumed")
+    torch.save(create("cnn", 10, channels=3, size=8).state_dict(), root / "seeing.pt")  # of colours; digits are grey
     (root / "weights.safetensors").write_bytes((root / "baseline" / "model.safetensors").read_bytes())

@@ -19,6 +19,7 @@ from changes import (
     csv_of,
     header_of,
     json_of,
+    library_of,
     lines_of,
     manifest_of,
     npz_of,
@@ -29,6 +30,7 @@ from changes import (
     tar_of,
     tensors_of,
     toml_of,
+    torch_of,
     zip_of,
 )
 
@@ -65,6 +67,7 @@ TABLE = (
     "costs new table.csv --out OUT/c.csv",
 )
 RULE = "fit model table.csv --costs {} --method cross_entropy --epochs 0 --out OUT/m"
+REPRODUCE = "reproduce mine.toml --scale smoke"
 CHECK = "check model table.csv --criteria limits.toml"
 FIT = "fit baseline table.csv --costs uniform --method {0} --epochs 1 --out OUT/m --set {1}={2}"
 OPTIONS = (
@@ -147,7 +150,12 @@ READERS: dict[str, Reader] = {
         any_of(header_of, tensors_of),
     ),
     "torch weights": Reader(
-        "weights.pt", ("train table.csv --model mlp --epochs 1 --pretrained weights.pt --out OUT/m",)
+        "weights.pt", ("train table.csv --model mlp --epochs 1 --pretrained weights.pt --out OUT/m",), any_of(torch_of)
+    ),
+    "torch weights of images": Reader(
+        "seeing.pt",
+        ("train digits --model cnn --scale 0.1 --epochs 1 --pretrained seeing.pt --out OUT/m",),
+        any_of(torch_of),
     ),
     "csada.toml": Reader(
         "csada.toml",
@@ -207,7 +215,31 @@ READERS: dict[str, Reader] = {
         "cifar/cifar-10-python.tar.gz", ("data show cifar10 --data-dir archive",), any_of(packed_of)
     ),
     "cifar batch": Reader("cifar/cifar-10-batches-py/data_batch_1", ("data show cifar10 --data-dir cifar",)),
-    "checkpoint": Reader("resumed/.csada/*/checkpoint-0", ("train table.csv --model mlp --epochs 1 --out resumed",)),
+    "checkpoint": Reader(
+        "resumed/.csada/*/checkpoint-0", ("train table.csv --model mlp --epochs 2 --out resumed",), any_of(torch_of)
+    ),
+    "record of an experiment": Reader(
+        "records/*.json",
+        ("tables --results records --out OUT/t", "figures --results records --out OUT/f"),
+        any_of(json_of),
+    ),
+    "experiment": Reader(
+        "mine.toml",
+        ("reproduce mine.toml --scale smoke --runs OUT/r --results OUT/t", f"{REPRODUCE} --runs OUT/r --results done"),
+        any_of(toml_of),
+    ),
+    "runs of an experiment": Reader(
+        "runs/*/*/*.json*",
+        (f"{REPRODUCE} --runs runs --results OUT/t", f"{REPRODUCE} --runs runs --results OUT/t --limit-minutes 0"),
+        any_of(lines_of),
+    ),
+    "experiment's own record": Reader("done/*.json", (f"{REPRODUCE} --runs OUT/r --results done",), any_of(json_of)),
+    "library": Reader(
+        "study/library-wine.npz", ("study --results study", "study --list --results study"), any_of(library_of, zip_of)
+    ),
+    "library.json": Reader(
+        "study/library-wine.json", ("study --results study", "study --list --results study"), any_of(json_of)
+    ),
     "trials": Reader(
         "search/*.json*",
         ("tune baseline table.csv --costs costs.csv --epochs 1 --trials 2 --out search",),

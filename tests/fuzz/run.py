@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import platform
@@ -27,7 +28,7 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,7 +39,8 @@ import good
 from readers import READERS, prepare, words_of
 
 SECONDS, MEMORY = 20, 3 << 29  # of a case; what a process that has PyTorch loaded may take on top of it
-CODES = (0, 1, 2, 3)
+CODES = (0, 1, 2)  # docs/commands.md; of `check` also 3
+TOLD = "told"  # what csada itself printed on the error output
 EXIT = 70  # a rule of this page was broken
 WRITES = {
     "os.rename",
@@ -101,10 +103,27 @@ def forbid(folder: Path) -> None:
     sys.addaudithook(hook)
 
 
+class Copied(io.TextIOBase):
+    """What is written goes to both."""
+
+    def __init__(self, *files: TextIO) -> None:
+        self.files = files
+
+    def write(self, text: str) -> int:
+        return max(file.write(text) for file in self.files)
+
+    def flush(self) -> None:
+        for file in self.files:
+            file.flush()
+
+
 def started(words: list[str], folder: Path) -> tuple[int, float]:
     """The exit code, negative for a signal, and the seconds that it took."""
 
     def limited() -> None:
+        from csada.cli import common
+
+        common.errors.file = Copied(sys.stderr, (folder / TOLD).open("w", encoding="utf-8", errors="backslashreplace"))
         forbid(folder)
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
@@ -117,7 +136,7 @@ def started(words: list[str], folder: Path) -> tuple[int, float]:
     return code, time.monotonic() - begin
 
 
-def judged(code: int, seconds: float, folder: Path) -> str:
+def judged(words: list[str], code: int, seconds: float, folder: Path) -> str:
     """What is wrong with how it ended; "" where nothing is."""
     out, err = forked.printed(folder)
     lines = err.rstrip("\n").splitlines()
@@ -128,11 +147,14 @@ def judged(code: int, seconds: float, folder: Path) -> str:
         return f"a traceback: {last}"
     if code < 0:
         return "a hang" if seconds >= SECONDS else f"signal {-code}"
-    if code not in CODES:
+    if code not in CODES and not (code == 3 and "check" in words[:3]):
         return f"the exit code {code}"
     verdict = re.search(r'^(fail|not enough samples): |"verdict": "', out, re.MULTILINE)  # of csada check
-    if code and "Usage:" not in err and not last.startswith("csada: ") and not (code in (1, 3) and verdict):
+    if code and not last.startswith("csada: ") and not (code in (1, 3) and verdict):
         return f"no line that says why: {lines[-3:]}"
+    told = (folder / TOLD).read_text(errors="replace").splitlines() if (folder / TOLD).exists() else []
+    if strange := Counter(lines) - Counter(told):  # the reason is one line, what csada warns of comes before it
+        return f"a library's words: {list(strange)[:3]}"
     if any(len(line) > 20_000 for line in lines):
         return f"a line of {max(map(len, lines)):,} letters"
     if found := re.search(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]", out + err):
@@ -150,7 +172,7 @@ def case(seed: int, number: int, template: Path, folder: Path, names: list[str])
     what = made(name, words, template, folder, rng)
     code, seconds = started(words, folder)
     told = f"csada {shlex.join(words)!r:.160} [{what[:120]}]"
-    return Outcome(number, name, told, judged(code, seconds, folder), code, round(seconds, 2))
+    return Outcome(number, name, told, judged(words, code, seconds, folder), code, round(seconds, 2))
 
 
 def made(name: str, words: list[str], template: Path, folder: Path, rng: Random | None) -> str:
@@ -165,7 +187,7 @@ def made(name: str, words: list[str], template: Path, folder: Path, rng: Random 
         (folder / "csada.toml").unlink()
     if reader.primed:
         started(words, folder)
-        for stream in forked.OUTPUTS:
+        for stream in (*forked.OUTPUTS, TOLD):
             (folder / stream).unlink(missing_ok=True)
     return reader.change(rng.choice(sorted(folder.glob(reader.file))), rng) if reader.file and rng else ""
 

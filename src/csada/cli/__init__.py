@@ -9,6 +9,8 @@ import sys
 import warnings
 from typing import Any, NoReturn
 
+import typer
+
 from csada.cli import (  # noqa: F401 - each adds its commands
     check,
     costs,
@@ -28,6 +30,9 @@ from csada.cli.common import Terminated, app, warn
 from csada.errors import InputError, RunError
 
 LONGEST = 5000  # letters of a message
+USAGE: Any = typer.BadParameter.__mro__[
+    1
+]  # of words that no command knows; its own name depends on the version of Typer
 
 
 class Told(logging.Handler):
@@ -54,18 +59,21 @@ def main() -> None:
     log.setLevel(logging.INFO)
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # Pillow's lines; our bound of pixels says it
     try:
-        app()
+        code = app(standalone_mode=False)
+        if code == 130 and stopped:  # while it read its arguments: Typer knows Ctrl-C alone
+            ended("interrupted", 143)
+        sys.exit(code)
+    except USAGE as error:  # nothing, where the help was shown instead
+        if why := error.format_message():
+            ended(f"{why} ({error.ctx.command_path if error.ctx else 'csada'} --help shows what there is)", 2)
+        sys.exit(2)
     except (InputError, RunError) as error:
         ended(str(error), 2 if isinstance(error, InputError) else 1)
     except OSError as error:  # a full disk, a folder that may not be written to, a name that is too long
         where = f"{os.fsdecode(error.filename)[:200]}: " if isinstance(error.filename, str | bytes) else ""
         ended(f"{where}{error.strerror or error}; free the space, or name another place", 1)
-    except KeyboardInterrupt:  # before a command had begun
+    except (KeyboardInterrupt, typer.Abort):  # before a command had begun
         ended("interrupted", 143 if stopped else 130)
-    except SystemExit as end:
-        if stopped and end.code == 130:  # while it read its arguments: Typer knows Ctrl-C alone
-            ended("interrupted", 143)
-        raise
     except MemoryError:
         ended("the memory does not suffice; give it less at once", 1)
     finally:

@@ -209,12 +209,13 @@ def reproduce(
         )
         cli.warn(*(f"  failed: {run}: {reason}" for run, reason in report.failed.items()), style="red")
         record = collect(spec, runs, results)
-        if record["runs"]:
+        if record.runs:
             files = [write_record(results / f"{spec.record}.json", record)]
             if spec.name in EXPERIMENTS:  # the paper's; what an experiment of yours shows is up to you
+                from csada.paper.record import parse
                 from csada.paper.reproduction import render
 
-                files += render(record, results / spec.record if spec.variant else results)
+                files += render(parse(record), results / spec.record if spec.variant else results)
             cli.show_files(files)
     if failed:
         raise RunError(f"{failed} run{'s' * (failed > 1)} failed, named above; the same command tries again")

@@ -282,21 +282,27 @@ def _is_text(array: NDArray[Any]) -> bool:
     return not ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any()
 
 
-def _npz(path: Path) -> tuple[list[str], Iterator[Chunk]]:
-    """Arrays id [N], label [N] and, if there is one, part [N], all text; classes [K], and p or z [N, K]."""
+def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of an NPZ file, or those of these names."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(regular(path)) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
             check("scores", unpacked, f"{path} holds arrays of {unpacked:,} bytes")
         with np.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in ("id", "label", "part", "classes", "p", "z") if name in arrays}
+            found = {name: arrays[name] for name in (arrays.files if names is None else names) if name in arrays}
     except DAMAGED as error:
         if isinstance(error, InputError):
             raise
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{path} is no NPZ file of plain arrays: {why}") from None
     if strange := [name for name, each in found.items() if not isinstance(each, np.ndarray)]:
         raise InputError(f"{path}: {strange[0]} is no array; write the file with numpy.savez")
+    return found
+
+
+def _npz(path: Path) -> tuple[list[str], Iterator[Chunk]]:
+    """Arrays id [N], label [N] and, if there is one, part [N], all text; classes [K], and p or z [N, K]."""
+    found = read_arrays(path, ("id", "label", "part", "classes", "p", "z"))
     if strange := [name for name, each in found.items() if not _is_text(each)]:
         raise InputError(f"{path}: {strange[0]} holds text that is no Unicode")
     which = next((name for name in ("p", "z") if name in found), None)

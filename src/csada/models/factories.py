@@ -25,6 +25,7 @@ from csada.models.weights import check_fit, fill
 from csada.models.zoo import MODELS, OWN, Factory, call, create
 from csada.models.zoo import arguments_for as arguments_of_own
 
+LAYERS = 1000  # in a list of a network of ours
 LIBRARIES = {"timm": ("in_chans",), "torchvision": ()}  # and the arguments of a network that may be given
 
 
@@ -43,30 +44,40 @@ def rebuild(
     architecture: str, classes: int, arguments: Mapping[str, Any], state: Mapping[str, Tensor], where: str, trust: bool
 ) -> nn.Module:
     """The network that a file describes, with the weights of `state`, in eval mode."""
-    if architecture in OWN:  # shapes first: what does not fit must not fill the memory
-        check_fit(sketch(architecture, classes, arguments, where, trust), state, where)
-    model = _build(architecture, classes, arguments, where, trust)
+    model = sketch(architecture, classes, arguments, where, trust)
+    check_fit(model, state, where)  # shapes first: what does not fit must not fill the memory
+    if any(each.is_meta for each in model.state_dict().values()):
+        model = _build(architecture, classes, arguments, where, trust)
     fill(model, state, where)
     return model.eval()
 
 
 def sketch(architecture: str, classes: int, arguments: Mapping[str, Any], where: str, trust: bool) -> nn.Module:
-    """The network as described; our own take no memory."""
-    with torch.device("meta") if architecture in OWN else nullcontext():
-        return _build(architecture, classes, arguments, where, trust)
+    """The network as described; our own take no memory, and a library's none where it can be built so."""
+    library = architecture.partition(":")[0] in LIBRARIES
+    try:
+        with torch.device("meta") if library or architecture in OWN else nullcontext():
+            return _build(architecture, classes, arguments, where, trust)
+    except InputError:
+        if not library:
+            raise
+    return _build(architecture, classes, arguments, where, trust)  # it looks at its own weights while it is built
 
 
 def _build(architecture: str, classes: int, arguments: Mapping[str, Any], where: str, trust: bool) -> nn.Module:
-    if architecture in MODELS:
-        try:
-            return create(architecture, classes, **arguments)
-        except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(f"{where}: arguments {dict(arguments)} make no {architecture}: {reason}") from None
-    if ":" not in architecture:
+    if architecture not in MODELS and ":" not in architecture:
         raise InputError(f"{where}: unknown architecture {architecture!r}{did_you_mean(architecture, MODELS)}")
     check_trust(architecture, trust, where)
-    return _from_elsewhere(architecture, classes, 0, dict(arguments))
+    library = architecture.partition(":")[0] in LIBRARIES
+    if architecture not in MODELS and not library:
+        return _from_elsewhere(architecture, classes, 0, dict(arguments))
+    try:
+        if long := [name for name, each in arguments.items() if isinstance(each, list) and len(each) > LAYERS]:
+            raise InputError(f"{long[0]} has more than {LAYERS} values")
+        return load(architecture, classes, **arguments)
+    except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
+        reason, given = " ".join(str(error).split())[:200], f"{dict(arguments)!r:.200}"
+        raise InputError(f"{where}: arguments {given} make no {architecture}: {reason}") from None
 
 
 def check_trust(spec: str, trust: bool, where: str) -> None:

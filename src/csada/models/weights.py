@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +24,20 @@ from csada.models import layers
 
 HUB = "hub:"  # hub:timm/resnet34.a1_in1k is a repository on the Hugging Face hub
 WEIGHTS = "model.safetensors"
+DAMAGED = (  # what reading tensors raises
+    *(
+        SafetensorError,
+        OSError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+    ),
+    *(ImportError, AssertionError, RecursionError, pickle.UnpicklingError, zipfile.BadZipFile),
+)
 
 
 def load_weights(
@@ -59,30 +75,45 @@ def read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"no weights at {path}; give a .safetensors file, a torch file or {HUB}owner/name")
     try:
-        if path.suffix == ".safetensors":
-            return load(read_bytes(path, most("weights")))
-        state = torch.load(io.BytesIO(read_bytes(path, most("weights"))), map_location="cpu", weights_only=True)
-    except (
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        MemoryError,
-        pickle.UnpicklingError,
-    ) as error:
+        content = read_bytes(path, most("weights"))
+    except OSError as error:
+        raise InputError(f"cannot read the weights {path}: {error.strerror}") from None
+    try:
+        state = load(content) if path.suffix == ".safetensors" else unpickled(content)
+    except DAMAGED as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
             f"cannot read the weights {path}: {reason}; the file is damaged or holds no plain tensors"
         ) from None
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise InputError(f"{path} holds no table of tensors; save it with torch.save(model.state_dict(), ...)")
+    if not isinstance(state, Mapping) or not all(isinstance(k, str) and is_plain(v) for k, v in state.items()):
+        raise InputError(
+            f"{path} holds no table of tensors (dense ones of real numbers, each with a name); save it with "
+            "torch.save(model.state_dict(), ...)"
+        )
     return dict(state)
+
+
+def unpickled(content: bytes | memoryview, device: torch.device | str = "cpu") -> Any:
+    """What torch.save wrote, or one of DAMAGED; nothing in it is ever executed, and it takes no more memory than the file."""
+    file = io.BytesIO(content)
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if sum(each.file_size for each in archive.infolist()) > len(content):
+                raise InputError("it is compressed, and torch.save compresses nothing")
+    file.seek(0)
+    with warnings.catch_warnings(action="ignore"):  # about kinds of tensors that nobody asks for
+        return torch.load(file, map_location=device, weights_only=True)
+
+
+def is_plain(value: object) -> bool:
+    """A dense tensor of real numbers, of which there is something to copy."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not (value.is_nested or value.is_quantized or value.is_complex() or value.is_meta)
+    )
 
 
 def as_bytes(model: nn.Module) -> bytes:
@@ -127,9 +158,9 @@ def _within(module: str, part: str) -> str:
 def _sum_channels(model: nn.Module, state: dict[str, Tensor]) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):  # the first one sees the image
-            weight = state.get(_within(name, "weight"))
-            if weight is not None and weight.ndim == 4 and weight.shape[1] == 3 and module.in_channels == 1:
-                state[_within(name, "weight")] = weight.sum(1, keepdim=True)
+            own, given = module.weight.shape, state.get(_within(name, "weight"))
+            if given is not None and own[1:2] == (1,) and given.shape == (own[0], 3, *own[2:]):
+                state[_within(name, "weight")] = given.sum(1, keepdim=True)
             return
 
 

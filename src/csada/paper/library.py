@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -26,6 +27,7 @@ from csada.classifier import Classifier
 from csada.costs import CostMatrix
 from csada.data import load
 from csada.data.augment import VIEWS
+from csada.data.scores import read_arrays
 from csada.data.splits import Splits, proportional
 from csada.decisions.calibration import FOLDS
 from csada.errors import Diverged, InputError, RunError
@@ -186,14 +188,37 @@ def read_library(folder: Path, name: str) -> Library | None:
     path = folder / f"library-{name}.json"
     if not path.exists():
         return None
-    about = read_json(path, About)
-    with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
-        arrays = {key: stored[key] for key in stored.files}
-    if lacking := [
-        each for each in about.networks if not any(key.startswith((f"{each}/", f"{each}_")) for key in arrays)
-    ]:
-        raise InputError(f"{path.with_suffix('.npz')} lacks the scores of {lacking[0]}, which {path.name} names")
-    return Library(about, arrays)
+    library = Library(read_json(path, About), read_arrays(path.with_suffix(".npz")))
+    if wrong := _flaw(library):
+        raise InputError(f"{path.with_suffix('.npz')} is not what {path.name} names: {wrong}")
+    return library
+
+
+def _flaw(library: Library) -> str:
+    """Why these are not the scores of the networks that the library names; empty where they are."""
+    arrays, views = library.arrays, dict[str, set[tuple[str, tuple[int, ...]]]]()
+    for name, network in library.about.networks.items():
+        if not re.fullmatch(r"\d{1,9}/[^/]+", name):
+            return f"{name!r} is no SEED/NAME"
+        if network.method != OUT_OF_FOLD and not all(f"{name}/{part}/identity" in arrays for part in HELD_OUT):
+            return f"it lacks the scores of {name}"
+    for key, each in arrays.items():
+        places = key.split("/")
+        seed, last = places[0], places[-1]
+        part = places[2] if len(places) == 4 else last.partition("_")[0]
+        truth = arrays.get(f"{seed}/{part}_labels", arrays.get(f"{part}_labels", np.empty(0)))
+        fits = truth.ndim == 1 and truth.size > 0 and truth.dtype.kind in "iu" and each.shape[:1] == truth.shape
+        if len(places) == 4:
+            fits = fits and each.ndim == 2 and each.dtype == np.float16 and bool(np.isfinite(each).all())
+            fits = fits and 0 <= int(truth.min()) <= int(truth.max()) < each.shape[1] > 1
+            views.setdefault(key.removesuffix(f"/{last}"), set()).add((last, each.shape[-1:]))
+        elif last.endswith("ids"):
+            fits = fits and each.dtype == np.uint64 and each.ndim == 1
+        if not fits:
+            return f"{key} is {each.dtype} {each.shape}"
+    if any(each != next(iter(views.values())) for each in views.values()):
+        return "its networks have other views or classes than each other"
+    return ""
 
 
 def write_library(folder: Path, name: str, library: Library) -> list[Path]:

@@ -6,10 +6,9 @@ Every number derives from the confusion counts in the record.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -37,7 +36,7 @@ from csada.paper.cells import (
     wer,
 )
 from csada.paper.figures import LambdaPanel, convergence_figure, heat_maps, lambda_figure
-from csada.paper.record import Record, Result, parse
+from csada.paper.record import Record, Result
 from csada.paper.tables import Cell, Table, Value, write
 from csada.paper.toy_figure import toy_figure
 from csada.report.style import save
@@ -53,10 +52,9 @@ CHANGE = "After the comma: the change against its own baseline, in percent of it
 Row = Sequence[Cell]
 
 
-def render(record: Record | Mapping[str, Any], out: str | os.PathLike[str]) -> list[Path]:
+def render(record: Record, out: str | os.PathLike[str]) -> list[Path]:
     """Write all tables and figures of a record into a folder; the paths written."""
-    checked = record if isinstance(record, Record) else parse(record)
-    return write_tables(checked, out) + write_figures(checked, out)
+    return write_tables(record, out) + write_figures(record, out)
 
 
 def write_tables(record: Record, out: str | os.PathLike[str]) -> list[Path]:
@@ -236,7 +234,9 @@ def _all_pairs(record: Record) -> int:
 
 
 def by_lambda(runs: Sequence[Result]) -> dict[float, list[Result]]:
-    own = [run for run in runs if run.method == "csada"]
+    own = [run for run in runs if run.method == "csada" and "weight" in run.options]
+    if not own:
+        raise InputError("no run of csada names its weight; make them again with `csada reproduce`")
     return {weight: [run for run in own if run.weight == weight] for weight in sorted({run.weight for run in own})}
 
 
@@ -264,12 +264,13 @@ def lambda_plot(record: Record) -> Figure:
 
 def curves(record: Record) -> tuple[dict[int, Array], dict[int, Array]]:
     """Loss and test WER (%): epoch -> one value per replication. Epoch 0 is the baseline, which has no such loss."""
-    told = [line for run in record.first for line in run.history if line["epoch"] > 0 and "test_wer" in line]
+    runs = [run for run in record.first if run.method == CSADA.method]
+    told = [line for run in runs for line in run.history if line.epoch > 0 and line.test_wer is not None]
     if not told:
         raise InputError(f"the runs of {record.name} have no test WER by epoch; make them again with `csada reproduce`")
-    epochs = dict.fromkeys(int(line["epoch"]) for line in told)
+    epochs = dict.fromkeys(line.epoch for line in told)
     loss, cost = (
-        {epoch: np.array([line[key] for line in told if line["epoch"] == epoch]) for epoch in epochs}
+        {epoch: np.array([getattr(line, key) for line in told if line.epoch == epoch]) for epoch in epochs}
         for key in ("loss", "test_wer")
     )
     start = values(record.first, CSADA, wer(record.first[0].costs))[1]
@@ -320,7 +321,7 @@ def toy_table(record: Record) -> list[Table]:
 
 def toy_plot(record: Record) -> Figure | None:
     for run in record.runs:
-        if run.panels:
+        if run.panels and "epsilon" in run.options:
             return toy_figure(*run.panels, record.classes, run.options["epsilon"])
     return None
 

@@ -13,14 +13,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,19 +28,35 @@ from csada.classifier import Classifier
 from csada.costs import CostMatrix
 from csada.data import load
 from csada.data.splits import PARTS, Splits
-from csada.decisions import MinimumExpectedCost
-from csada.errors import RunError
+from csada.decisions import MinimumExpectedCost, Rule
+from csada.errors import InputError, RunError
 from csada.evaluation import Scores, evaluate, predict_logits
-from csada.evidence import HELD_OUT
+from csada.evidence import HELD_OUT, Environment
 from csada.files import whole, write_text
 from csada.folders import OWN
 from csada.models import arguments_for, create, load_weights
 from csada.models.modes import best_device, borrowed_threads
-from csada.paper.record import cost_matrix
+from csada.models.weights import fill
+from csada.models.weights import read as read_weights
+from csada.paper import record
+from csada.paper.record import (
+    BaselineConfig,
+    BaselineResult,
+    BaselineRun,
+    Data,
+    Judged,
+    MethodConfig,
+    MethodResult,
+    MethodRun,
+    Ruled,
+    Toml,
+    cost_matrix,
+    written,
+)
 from csada.paper.spec import Config, describe, epochs, stages
 from csada.paper.toy import Toy, panels
 from csada.paper.toy_figure import ToyPanel
-from csada.reading import plain, read_json, write_json
+from csada.reading import build, parse_json, read_json, read_text, write_json
 from csada.training import Epoch, fit
 from csada.workflow.compare import confusions
 from csada.workflow.engine import Tell
@@ -53,7 +69,7 @@ GRID = 150  # points a side of the toy's decision regions
 PART = 14 << 20  # bytes of a file of a baseline that is carried along
 SHOWN_EPOCHS = 60  # of a longer history a record keeps this many, evenly
 
-Entry = dict[str, Any]
+Entry = BaselineRun | MethodRun
 
 
 @dataclass(frozen=True)
@@ -73,8 +89,8 @@ class Run:
 
 @lru_cache(maxsize=2)
 def data_of(text: str, data_dir: str | None) -> Splits:
-    config = json.loads(text)
-    return load(config["data"], data_dir, config["data_scale"], config["data_seed"], **config["data_options"])
+    given = json.loads(text)
+    return load(given["data"], data_dir, given["data_scale"], given["data_seed"], **given["data_options"])
 
 
 @lru_cache(maxsize=2)
@@ -87,12 +103,12 @@ def start_of(
 
 
 def baseline_folder(run: Run) -> Path:
-    folder: Path = run.folder.parents[1] / BASELINES / run.config["baseline"]
-    return folder
+    assert isinstance(run.config, MethodConfig)
+    return run.folder.parents[1] / BASELINES / run.config.baseline
 
 
 def data_key(config: Config) -> str:
-    return json.dumps({k: v for k, v in config.items() if k.startswith("data")}, sort_keys=True)
+    return json.dumps({k: v for k, v in vars(config).items() if k.startswith("data")}, sort_keys=True)
 
 
 def all_scores(model: nn.Module, splits: Splits) -> dict[str, Scores]:
@@ -102,9 +118,9 @@ def all_scores(model: nn.Module, splits: Splits) -> dict[str, Scores]:
 def execute(run: Run, data_dir: Any, tell: Tell) -> None:
     """One run from its start, or from where it was left, to its result."""
     config, folder = run.config, run.folder
-    if config["kind"] != "baseline" and not (baseline_folder(run) / "result.json").exists():
+    if isinstance(config, MethodConfig) and not (baseline_folder(run) / "result.json").exists():
         raise RunError("its baseline is not trained")
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", written(config))
     write_json(folder / "environment.json", environment())
     with (folder / "starts.log").open("a") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}\n")
@@ -119,50 +135,54 @@ def execute(run: Run, data_dir: Any, tell: Tell) -> None:
             log.flush()
             tell(line["epoch"], epochs(config))
 
-        if config["kind"] == "baseline":
-            result, scores, history = run_baseline(run, splits, device, on_epoch)
+        if isinstance(config, BaselineConfig):
+            result, scores, history = run_baseline(run, config, splits, device, on_epoch)
         else:
-            result, scores, history = run_method(run, splits, device, on_epoch, where)
-    samples = {part: len(getattr(splits, part)) for part in PARTS}
-    result |= {"seconds": sum(line["seconds"] for line in history)}
-    result |= {"data": {"name": splits.name, "classes": list(splits.classes), "samples": samples}}
+            result, scores, history = run_method(run, config, splits, device, on_epoch, where)
     save_logits(folder / "logits.npz", scores)
     write_text(folder / "history.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-    write_json(folder / "result.json", result)
+    write_json(folder / "result.json", written(result))
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
 
 
-Trained = tuple[Entry, dict[str, Scores], list[Epoch]]
+Trained = tuple[BaselineResult | MethodResult, dict[str, Scores], list[Epoch]]
 
 
-def run_baseline(run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None]) -> Trained:
+def about(splits: Splits, history: list[Epoch]) -> Toml:
+    samples = {part: len(getattr(splits, part)) for part in PARTS}
+    seconds = sum(line["seconds"] for line in history)
+    return {"seconds": seconds, "data": Data(splits.name, tuple(splits.classes), samples)}
+
+
+def run_baseline(
+    run: Run, config: BaselineConfig, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None]
+) -> Trained:
     """Its recipe; every stage has its checkpoint, and one that was finished is only read.
 
     Trained twice, on two machines, a recipe may give two models. One that is carried along is trained once, rounded to
     half precision before anything starts from it, and read on every other machine.
     """
-    config = run.config
-    arguments = arguments_for(config["model"], splits.shape)
-    net = create(config["model"], len(splits.classes), seed=config["seed"], **arguments)
-    if "pretrained" in config:
-        load_weights(net, config["pretrained"], seed=config["seed"])
+    arguments = arguments_for(config.model, splits.shape)
+    net = create(config.model, len(splits.classes), seed=config.seed, **arguments)
+    if config.pretrained is not None:
+        load_weights(net, config.pretrained, seed=config.seed)
     net = net.to(device)
     kept = None if run.carried is None else run.carried / run.folder.name
     if kept is None or not (kept / "history.jsonl").exists():
         with deterministic(device):
-            net, history = train_stages(net, splits, stages(config), config["seed"], on_epoch, run.folder / OWN)
+            net, history = train_stages(net, splits, stages(config), config.seed, on_epoch, run.folder / OWN)
         if kept is not None:
             carry(net, kept, history)
     if kept is not None:
-        history = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
-        net.load_state_dict({k: v for path in kept.glob("*.safetensors") for k, v in load_file(path).items()})
+        history = [written(line) for line in read_history(kept)]
+        fill(net, {k: v for path in kept.glob("*.safetensors") for k, v in read_weights(path).items()}, kept)
     scores = all_scores(net, splits)
     logits, labels = predict_logits(net, splits, part="train")
-    result = confusions(scores, CostMatrix.uniform(len(splits.classes)))
-    result["training_loss"] = float(F.cross_entropy(logits, labels))  # without augmentation: does it fit its data?
-    Classifier.of(net, splits, architecture=config["model"], arguments=arguments).save(run.folder / "model")
+    loss = float(F.cross_entropy(logits, labels))
+    result = BaselineResult(**confused(scores), training_loss=loss, **about(splits, history))
+    Classifier.of(net, splits, architecture=config.model, arguments=arguments).save(run.folder / "model")
     return result, scores, history
 
 
@@ -196,35 +216,50 @@ def deterministic(device: torch.device) -> Iterator[None]:
 
 
 def run_method(
-    run: Run, splits: Splits, device: torch.device, on_epoch: Callable[[Epoch], None], data_dir: str | None
+    run: Run,
+    config: MethodConfig,
+    splits: Splits,
+    device: torch.device,
+    on_epoch: Callable[[Epoch], None],
+    data_dir: str | None,
 ) -> Trained:
-    config = run.config
     start, start_scores = start_of(baseline_folder(run), data_key(config), data_dir, device)
-    costs = cost_matrix(config["costs"], splits.classes)
+    costs = cost_matrix(config.costs, splits.classes)
 
     def told(line: Epoch, model: nn.Module) -> Epoch:
         more = {}
-        if config.get("track") == "test_wer":
+        if config.track == "test_wer":
             more["test_wer"] = evaluate(model, splits, costs).mean_cost
         on_epoch(line | more)
         return more
 
-    options = config["options"] | {"seed": config["seed"]}
+    options = config.options | {"seed": config.seed}
     if device.type == "cpu":
         options["precision"] = "32"  # half precision is for GPUs
     kept = run.folder / OWN / "checkpoint"
-    fitted = fit(start, splits, config["method"], costs, on_epoch=told, checkpoint=kept, **options)
+    fitted = fit(start, splits, config.method, costs, on_epoch=told, checkpoint=kept, **options)
     scores = all_scores(fitted.model, splits)
-    result = by_both_decisions(scores, costs) | {
-        "baseline": by_both_decisions(start_scores, costs),
-        "training_loss": None,
-    }
-    if config["kind"] == "toy":
-        result["panels"] = [rounded(p) for p in panels(Toy(splits, start, fitted.model), resolution=GRID)]
+    shown = None
+    if config.kind == "toy":
+        before, after = panels(Toy(splits, start, fitted.model), resolution=GRID)
+        shown = rounded(before), rounded(after)
+    result = MethodResult(
+        **vars(by_both_decisions(scores, costs)),
+        baseline=by_both_decisions(start_scores, costs),
+        training_loss=None,
+        panels=shown,
+        **about(splits, fitted.history),
+    )
     return result, scores, fitted.history
 
 
-def by_both_decisions(scores: dict[str, Scores], costs: CostMatrix) -> Entry:
+def confused(scores: dict[str, Scores], costs: CostMatrix | None = None, decision: str | Rule = "argmax") -> Any:
+    """Confusion counts by part."""
+    costs = costs or CostMatrix.uniform(scores["test"].logits.shape[1])
+    return {part: np.array(counts) for part, counts in confusions(scores, costs, decision).items()}
+
+
+def by_both_decisions(scores: dict[str, Scores], costs: CostMatrix) -> Judged:
     """Confusion counts by the largest score, and by the calibrated rule, which comes from validation.
 
     Where one pair alone costs, the plain rule would never predict that pair's class again; there its strength is the
@@ -233,15 +268,17 @@ def by_both_decisions(scores: dict[str, Scores], costs: CostMatrix) -> Entry:
     single = np.count_nonzero(costs.values) == 1
     made = MinimumExpectedCost.within_budget if single else MinimumExpectedCost.calibrated
     rule = made(*scores["validation"], costs)
-    fitted = {"temperature": rule.temperature, "strength": rule.strength}
-    return confusions(scores, costs) | {"rule": fitted | confusions(scores, costs, rule)}
+    return Judged(
+        **confused(scores, costs), rule=Ruled(rule.temperature, rule.strength, **confused(scores, costs, rule))
+    )
 
 
-def rounded(panel: ToyPanel) -> Entry:
+def rounded(panel: ToyPanel) -> ToyPanel:
     """Four digits after the point are enough to draw it."""
-    values = {k: v.round(4) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v for k, v in vars(panel).items()}
-    found: Entry = plain(values)
-    return found
+    arrays: dict[str, Any] = {
+        k: v.round(4) for k, v in vars(panel).items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"
+    }
+    return replace(panel, **arrays)
 
 
 def save_logits(path: Path, scores: dict[str, Scores]) -> None:
@@ -254,7 +291,18 @@ def save_logits(path: Path, scores: dict[str, Scores]) -> None:
 def read_run(run: Run) -> Entry | None:
     if not run.done:
         return None
-    history = [json.loads(line) for line in (run.folder / "history.jsonl").read_text().splitlines()]
+    history = read_history(run.folder)
     kept = sorted(set(np.linspace(0, len(history) - 1, min(len(history), SHOWN_EPOCHS)).round().astype(int).tolist()))
-    result, about = (read_json(run.folder / name, dict) for name in ("result.json", "environment.json"))
-    return {"config": run.config, "result": result, "history": [history[i] for i in kept], "environment": about}
+    shown, environment = tuple(history[i] for i in kept), read_json(run.folder / "environment.json", Environment)
+    if isinstance(run.config, BaselineConfig):
+        return BaselineRun(run.config, read_json(run.folder / "result.json", BaselineResult), shown, environment)
+    result = read_json(run.folder / "result.json", MethodResult)
+    return MethodRun(run.config, replace(result, data=None), shown, environment)
+
+
+def read_history(folder: Path) -> list[record.Epoch]:
+    path = folder / "history.jsonl"
+    lines = [(f"{path}, line {i}", line) for i, line in enumerate(read_text(path).splitlines(), 1)]
+    if not lines:
+        raise InputError(f"{path} is empty; remove {folder}, and the same command does this run again")
+    return [build(record.Epoch, parse_json(line, where), where) for where, line in lines]

@@ -1,7 +1,7 @@
 """An experiment as a TOML file of small commented differences from the defaults, resolved into runs.
 
-A run is a plain dict, its config, and is known by the hash of it: the same settings are the same run, on any machine. What a
-file leaves to the defaults of csada.fit is not in the hash; the commit in the run's environment.json tells those.
+A run is known by the hash of its settings: the same ones are the same run, on any machine. What a file leaves to the defaults
+of csada.fit is not in the hash; the commit in the run's environment.json tells those.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from csada.methods import METHODS
 from csada.models import RECIPES
 from csada.models.recipes import Recipe, Stage
 from csada.paper import EXPERIMENTS, SPECS
+from csada.paper.record import BaselineConfig, MethodConfig, OnePair, Pareto, Preset, Toml, written
 from csada.reading import build, fields_from, read_toml
 from csada.training import Settings, make_method, split_options
 from csada.workflow.runs import identity
@@ -27,9 +28,9 @@ SCALES = ("smoke", "fast", "chosen", "paper", "script")
 OVER = {"chosen": "fast", "script": "paper"}  # a scale that changes a few settings of another
 DRAWN = 0  # the seed with which pairs are drawn
 ALL_PAIRS = 90  # of ten classes: what a plan counts before the data is known
+MOST = 100_000  # runs of an experiment
 
-Config = dict[str, Any]
-Toml = dict[str, Any]
+Config = BaselineConfig | MethodConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +63,17 @@ class Spec:
 
     def __post_init__(self) -> None:
         """Whatever can be refused before any work is refused here."""
-        for name in ("replications", "matrices", "replications_elsewhere"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        for name in ("replications", "matrices", "replications_elsewhere", "pairs"):
+            if isinstance(value := getattr(self, name), int) and not 1 <= value <= MOST:
+                raise InputError(f"{name} must be at least 1{f' and at most {MOST:,}' * (value > MOST)}, got {value}")
+        if not self.methods:
+            raise InputError("methods is empty; name those to compare")
+        if self.count > MOST:
+            raise InputError(
+                f"these are {self.count:,} runs; at most {MOST:,} are done: lower replications or matrices"
+            )
+        if self.data == "toy":
+            build(float, self.data_options.get("spread"), "data_options: spread")
         if self.costs not in ("pairs", "pareto"):
             CostMatrix.preset(self.costs)
         stages(baseline_config(self, 0))
@@ -111,10 +120,10 @@ class Selection:
             raise InputError(f"{spec.name} has no series of cost matrices; leave out --matrices")
 
     def __contains__(self, config: Config) -> bool:
-        return (
-            (self.methods is None or config["method"] in self.methods)
-            and (self.matrices is None or config["costs"]["seed"] < self.matrices)
-            and (self.replications is None or config["seed"] < self.replications)
+        return isinstance(config, MethodConfig) and (
+            (self.methods is None or config.method in self.methods)
+            and (self.matrices is None or getattr(config.costs, "seed", 0) < self.matrices)
+            and (self.replications is None or config.seed < self.replications)
         )
 
 
@@ -131,27 +140,36 @@ def load_spec(name: str, scale: str = "fast", data: str | None = None) -> Spec:
     if scale not in SCALES:
         raise InputError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
     own = read_toml(path)
-    if "runs_of" in own:
-        return replace(load_spec(own["runs_of"], scale, data), name=path.stem, **fields_from(Spec, own, path.name))
+    if (shown := own.get("runs_of")) is not None:
+        if shown not in EXPERIMENTS:
+            raise InputError(f"{path.name}: runs_of is {shown!r}, no experiment; known: {', '.join(EXPERIMENTS)}")
+        more = fields_from(Spec, _free(own, path.name), path.name)
+        return replace(load_spec(shown, scale, data), name=path.stem, **more)
     if scale not in own:
         raise InputError(f"{path.name} has no scale {scale!r}; it has {', '.join(s for s in SCALES if s in own)}")
     files = (read_toml(SPECS / "defaults.toml"), own)
     table: Toml = {}
     for layer in (None, *((OVER[scale], scale) if scale in OVER else (scale,))):
         for file in files:
-            table = _over(table, file.get(layer, {}) if layer else {k: v for k, v in file.items() if k not in SCALES})
-    if fixed := table.keys() & {"name", "scale", "variant"}:
-        raise InputError(f"{path.name}: {min(fixed)} cannot be set in the file; it follows from the command")
+            more = file.get(layer, {}) if layer else {k: v for k, v in file.items() if k not in SCALES}
+            table = _over(table, _free(build(Toml, more, f"{path.name}: {layer}"), path.name))
     if data is not None:
         table |= {"data": data, "data_options": {}, "variant": f"-{Path(data).stem}"}
-    every = table.get("options", {})
+    where = f"{path.name}, scale {scale}"
+    every: dict[str, Toml] = build(dict[str, Toml], table.get("options", {}), f"{where}: options")
     for method in every:
         if method not in (*METHODS, "every"):
             raise InputError(f"{path.name}: options for unknown method {method!r}{did_you_mean(method, METHODS)}")
-    options = {method: every.get("every", {}) | every.get(method, {}) for method in table.get("methods", ())}
-    table |= {"name": path.stem, "scale": scale, "options": options}
-    spec: Spec = build(Spec, table, f"{path.name}, scale {scale}")
+    methods = build(list[str], table.get("methods", []), f"{where}: methods")
+    options = {method: every.get("every", {}) | every.get(method, {}) for method in methods}
+    spec: Spec = build(Spec, table | {"name": path.stem, "scale": scale, "options": options}, where)
     return spec
+
+
+def _free(table: Toml, file: str) -> Toml:
+    if fixed := table.keys() & {"name", "scale", "variant"}:
+        raise InputError(f"{file}: {min(fixed)} cannot be set in the file; it follows from the command")
+    return table
 
 
 def _over(below: Toml, above: Toml) -> Toml:
@@ -168,26 +186,34 @@ def _over(below: Toml, above: Toml) -> Toml:
 
 def describe(config: Config) -> str:
     """The run's name, to be read."""
-    if config["kind"] == "baseline":
-        return f"baseline {config['data']} {config['model']} seed {config['seed']}"
-    costs = config["costs"]
+    if isinstance(config, BaselineConfig):
+        return f"baseline {config.data} {config.model} seed {config.seed}"
     words = {"pair": "pair {truth} as {predicted}", "pareto": "pareto {seed}", "preset": "{name}"}
-    text = f"{config['method']}, {words[costs['kind']].format(**costs)}"
-    return f"{text}, lambda {config['options'].get('weight', '-')}, seed {config['seed']}".replace(", lambda -", "")
+    text = f"{config.method}, {words[config.costs.kind].format(**vars(config.costs))}"
+    weight = f", lambda {config.options['weight']}" if "weight" in config.options else ""
+    return f"{text}{weight}, seed {config.seed}"
 
 
-def baseline_config(spec: Spec, replication: int) -> Config:
+def known_by(config: Config) -> str:
+    """The hash of its settings."""
+    return identity(written(config))
+
+
+def baseline_config(spec: Spec, replication: int) -> BaselineConfig:
     seed = replication if spec.fresh else 0
-    own = {k: v for k, v in spec.baseline.items() if k not in ("recipe", "pretrained")}
-    config = {"kind": "baseline", **_data(spec, seed), "seed": seed, "recipe": spec.baseline["recipe"], "options": own}
-    return config | {k: v for k, v in spec.baseline.items() if k == "pretrained"}
+    given, own = spec.baseline, {k: v for k, v in spec.baseline.items() if k not in ("recipe", "pretrained")}
+    start = {key: given[key] for key in ("recipe", "pretrained") if key in given}
+    config: BaselineConfig = build(
+        BaselineConfig, {**_data(spec, seed), "seed": seed, "options": own} | start, "baseline"
+    )
+    return config
 
 
-def baseline_configs(spec: Spec) -> list[Config]:
+def baseline_configs(spec: Spec) -> list[BaselineConfig]:
     return [baseline_config(spec, r) for r in range(spec.replications if spec.fresh else 1)]
 
 
-def run_configs(spec: Spec, confusions: Mapping[str, Any], all_pairs: bool = False) -> list[Config]:
+def run_configs(spec: Spec, confusions: Mapping[str, Any], all_pairs: bool = False) -> list[MethodConfig]:
     """Every run but the baselines, one replication after the other, so that a part of a sweep is a smaller sweep.
 
     confusions: validation counts by the baseline's hash, needed where they decide the pairs. all_pairs: not only the
@@ -196,21 +222,20 @@ def run_configs(spec: Spec, confusions: Mapping[str, Any], all_pairs: bool = Fal
     pairs = "all" if all_pairs and not isinstance(spec.pairs, list) else spec.pairs
     configs = []
     for replication in range(spec.replications):
-        baseline = identity(baseline_config(spec, replication))
+        baseline = known_by(baseline_config(spec, replication))
         seed = replication if spec.fresh else 0
         for costs in _costs(spec, replication, pairs, confusions.get(baseline)):
             for method in spec.methods:
                 for weight in (spec.lambdas if method == "csada" else ()) or (None,):
                     options = spec.options[method] | ({} if weight is None else {"weight": weight})
-                    config = {"kind": "method", **_data(spec, seed), "seed": replication, "method": method}
-                    config |= {"options": options, "costs": costs, "baseline": baseline}
-                    if spec.data == "toy":  # its result also holds what the figure shows
-                        config |= {"kind": "toy", "spread": spec.data_options["spread"]}
-                    configs.append(config | ({"track": spec.track} if spec.track else {}))
+                    spread = float(spec.data_options["spread"]) if spec.data == "toy" else None
+                    more: Toml = {"track": spec.track, "spread": spread, "kind": "method" if spread is None else "toy"}
+                    more |= {"method": method, "options": options, "costs": costs, "baseline": baseline}
+                    configs.append(MethodConfig(**_data(spec, seed), seed=replication, **more))
     return configs
 
 
-def _data(spec: Spec, seed: int) -> Config:
+def _data(spec: Spec, seed: int) -> Toml:
     return {
         "data": spec.data,
         "data_scale": spec.data_scale,
@@ -220,14 +245,14 @@ def _data(spec: Spec, seed: int) -> Config:
     }
 
 
-def _costs(spec: Spec, replication: int, pairs: Any, confusion: Any) -> list[Config]:
+def _costs(spec: Spec, replication: int, pairs: Any, confusion: Any) -> Sequence[Pareto | OnePair | Preset]:
     if spec.costs == "pareto":
-        return [{"kind": "pareto", "seed": k} for k in range(spec.matrices_in(replication))]
+        return [Pareto("pareto", k) for k in range(spec.matrices_in(replication))]
     if spec.costs != "pairs":
-        return [{"kind": "preset", "name": spec.costs}]
+        return [Preset("preset", spec.costs)]
     if not isinstance(pairs, list):
         pairs = [] if confusion is None else choose_pairs(np.asarray(confusion), pairs)
-    return [{"kind": "pair", "truth": y, "predicted": z} for y, z in pairs]
+    return [OnePair("pair", y, z) for y, z in pairs]
 
 
 def choose_pairs(confusion: Any, count: int | str) -> list[Pair]:
@@ -243,9 +268,9 @@ def choose_pairs(confusion: Any, count: int | str) -> list[Pair]:
     return top + [rest[i] for i in drawn]
 
 
-def stages(config: Config) -> Recipe:
+def stages(config: BaselineConfig) -> Recipe:
     """The baseline's recipe with what the config replaces in it."""
-    recipe, own = config["recipe"], config["options"]
+    recipe, own = config.recipe, config.options
     if recipe not in RECIPES:
         raise InputError(f"unknown recipe {recipe!r}; known: {', '.join(RECIPES)}")
     if own and len(RECIPES[recipe]) > 1:
@@ -257,6 +282,6 @@ def stages(config: Config) -> Recipe:
 
 
 def epochs(config: Config) -> int:
-    if config["kind"] == "baseline":
+    if isinstance(config, BaselineConfig):
         return sum(stage.epochs for stage in stages(config))
-    return int(config["options"].get("epochs", Settings.epochs))
+    return int(config.options.get("epochs", Settings.epochs))

@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from csada.metrics import accuracy, total_cost
 from csada.paper.library import MEMBERS, SOURCES
 from csada.paper.problems import KINDS, costs
-from csada.paper.record import parse
+from csada.paper.record import read_record
 from csada.paper.study import ALLOWED, BUDGETS, CURVES, EVERY, SHOWN, Difference, Line, Study
 from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, ROWS, RULE, SINGLE, VIEWS
 from csada.paper.tables import Cell, Table, Value, write
-from csada.reading import read_json
 from csada.report.style import BLUE, DARK, GREEN, GREY, METHOD_COLOURS, RED, STYLE, save
 
 MAIN = (RULE, VIEWS, GENERIC, AUTO, SINGLE)
@@ -186,8 +185,11 @@ def csada_point(folder: Path) -> tuple[float, float] | None:
     path = folder / "table-cifar10-fast.json"
     if not path.exists():
         return None
-    known, first = parse(read_json(path, dict) | {"name": path.stem}), costs(CURVES[0], 10).values
+    known, first = read_record(path), costs(CURVES[0], 10).values
     own = [run for run in known.runs if run.method == "csada" and np.array_equal(run.costs.values, first)]
+    own = [run for run in own if total_cost(run.counts[True, False], run.costs) > 0]
+    if not own:
+        return None
     gained = [accuracy(run.counts[False, False]) - accuracy(run.counts[True, False]) for run in own]
     left = [
         total_cost(run.counts[False, False], run.costs) / total_cost(run.counts[True, False], run.costs) for run in own

@@ -17,13 +17,11 @@ from typing import Any
 
 from csada.files import TEMPORARY, write_text
 from csada.folders import LOCK, OWN
-from csada.paper.run import BASELINES, Entry, Run, execute, read_run
-from csada.paper.spec import Selection, Spec, baseline_configs, epochs, run_configs
+from csada.paper.record import BaselineResult, BaselineRun, Data, MethodRun, RecordFile, cost_matrix, written
+from csada.paper.run import BASELINES, Entry, Run, baseline_folder, execute, read_run
+from csada.paper.spec import Selection, Spec, baseline_configs, epochs, known_by, run_configs
 from csada.reading import read_json
 from csada.workflow.engine import Engine, Progress, Task, Tell, alone, carry_out, reason
-from csada.workflow.runs import identity
-
-FORMAT = 1
 
 
 @dataclass
@@ -49,7 +47,7 @@ class Runs:
 
     def needed(self) -> list[Run]:
         """Baselines without which a missing run cannot start."""
-        wanted = {run.config["baseline"] for run in self.missing()}
+        wanted = {baseline_folder(run).name for run in self.missing()}
         return [run for run in self.baselines if run.folder.name in wanted and not run.done]
 
 
@@ -62,15 +60,15 @@ def plan_runs(
 ) -> Runs:
     """Where a baseline decides the pairs and is not trained, there are no runs yet."""
     known = known_runs(spec, results_dir)
-    baselines = [Run(c, runs_dir / BASELINES / identity(c), carried) for c in baseline_configs(spec)]
+    baselines = [Run(c, runs_dir / BASELINES / known_by(c), carried) for c in baseline_configs(spec)]
     counts = {}
     for run in baselines:  # the record's first: pairs that were chosen once stay
-        if result := known.get(run.folder.name, {}).get("result") or (
-            run.done and read_json(run.folder / "result.json", dict)
-        ):
-            counts[run.folder.name] = result["validation"]
+        if (entry := known.get(run.folder.name)) is not None:
+            counts[run.folder.name] = entry.result.validation
+        elif run.done:
+            counts[run.folder.name] = read_json(run.folder / "result.json", BaselineResult).validation
     configs = run_configs(spec, counts, all_pairs)
-    return Runs(baselines, [Run(c, runs_dir / spec.folder / identity(c)) for c in configs], known)
+    return Runs(baselines, [Run(c, runs_dir / spec.folder / known_by(c)) for c in configs], known)
 
 
 def run_experiment(
@@ -177,53 +175,47 @@ def known_runs(spec: Spec, results_dir: Path | None) -> dict[str, Entry]:
     for name in (spec.folder, spec.name):
         path = None if results_dir is None else results_dir / f"{replace(spec, name=name).record}.json"
         if path is not None and path.exists():
-            record = read_json(path, dict)
-            known |= {identity(run["config"]): run for run in (*record["baselines"], *record["runs"])}
+            record = read_json(path, RecordFile)
+            entries: list[Entry] = [*record.baselines, *record.runs]
+            known |= {known_by(entry.config): entry for entry in entries}
     return known
 
 
-def collect(spec: Spec, runs_dir: Path, results_dir: Path | None = None) -> Entry:
+def collect(spec: Spec, runs_dir: Path, results_dir: Path | None = None) -> RecordFile:
     """Every run that is done, of the run folders and of the record that there is, in the order of their hashes.
 
     A run that was recorded stays as it was; one whose settings are no longer the experiment's is left out.
     """
     plan = plan_runs(spec, runs_dir, results_dir, all_pairs=True)
-
-    def entries(runs: list[Run]) -> list[Entry]:
-        found = {run.folder.name: plan.known.get(run.folder.name) or read_run(run) for run in runs}
-        return [entry for _, entry in sorted(found.items()) if entry]
-
-    baselines, runs = entries(plan.baselines), entries(plan.runs)
-    data = baselines[0]["result"]["data"] if baselines else {"classes": []}
-    return {
-        "format": FORMAT,
-        "experiment": spec.name,
-        "scale": spec.scale,
-        "title": spec.title,
-        "data": data,
-        "classes": data["classes"],
-        "planned": max(spec.count, len(runs)),
-        "baselines": baselines,
-        "runs": one_with_panels([run | {"result": without(run["result"], "data")} for run in runs]),
-    }
+    made = {run.folder.name: plan.known.get(run.folder.name) or read_run(run) for run in (*plan.baselines, *plan.runs)}
+    found = [entry for _, entry in sorted(made.items()) if entry is not None]
+    baselines = tuple(entry for entry in found if isinstance(entry, BaselineRun))
+    runs = one_with_panels([entry for entry in found if isinstance(entry, MethodRun)])
+    data = baselines[0].result.data if baselines else Data("", (), {})
+    return RecordFile(
+        experiment=spec.name,
+        scale=spec.scale,
+        title=spec.title,
+        data=data,
+        classes=data.classes,
+        planned=max(spec.count, len(runs)),
+        baselines=baselines,
+        runs=runs,
+    )
 
 
-def one_with_panels(runs: list[Entry]) -> list[Entry]:
+def one_with_panels(runs: list[MethodRun]) -> tuple[MethodRun, ...]:
     """The toy's figure shows one run, the first whose baseline makes the critical error; the others drop theirs."""
 
-    def order(run: Entry) -> tuple[bool, int]:
-        costs = run["config"]["costs"]
-        return run["result"]["baseline"]["test"][costs["truth"]][costs["predicted"]] == 0, run["config"]["seed"]
+    def order(run: MethodRun) -> tuple[bool, int]:
+        pair = cost_matrix(run.config.costs, [str(k) for k in range(len(run.result.test))]).top_pairs(1)[0]
+        return bool(run.result.baseline.test[pair] == 0), run.config.seed
 
-    shown = min((run for run in runs if "panels" in run["result"]), key=order, default=None)
-    return [run if run is shown else run | {"result": without(run["result"], "panels")} for run in runs]
-
-
-def without(table: Entry, key: str) -> Entry:
-    return {k: v for k, v in table.items() if k != key}
+    shown = min((run for run in runs if run.result.panels), key=order, default=None)
+    return tuple(run if run is shown else replace(run, result=replace(run.result, panels=None)) for run in runs)
 
 
-def write_record(path: Path, record: Entry) -> Path:
+def write_record(path: Path, record: RecordFile) -> Path:
     """JSON with one run per line."""
 
     def value(item: Any) -> str:
@@ -234,5 +226,5 @@ def write_record(path: Path, record: Entry) -> Path:
     def compact(item: Any) -> str:
         return json.dumps(item, separators=(",", ":"), allow_nan=False)
 
-    lines = ",\n".join(f"{json.dumps(key)}: {value(item)}" for key, item in record.items())
+    lines = ",\n".join(f"{json.dumps(key)}: {value(item)}" for key, item in written(record).items())
     return write_text(path, f"{{\n{lines}\n}}\n")

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from csada.errors import InputError
 from csada.report.style import BLUE, DARK, GREEN, GREY, RED, STYLE
 
 COLOURS, MARKERS = (RED, GREEN, BLUE), ("o", "s", "^")
@@ -30,6 +31,12 @@ class ToyPanel:
     critical: NDArray[np.bool_]  # [N] test samples of the critical class predicted as the target
     paths: NDArray[np.float64]  # [P, K + 1, 2] points visited by the attacks
     accuracy: float
+
+    def __post_init__(self) -> None:
+        points = [(self.train_x, self.train_y), (self.test_x, self.test_y), (self.test_x, self.critical)]
+        drawn = self.paths.size and self.regions.size and self.paths.shape[2:] == (2,) and self.regions.ndim == 2
+        if not drawn or any(x.shape != (y.size, 2) or y.ndim != 1 for x, y in points):
+            raise InputError("the shapes of the arrays do not fit together")
 
 
 def toy_figure(before: ToyPanel, after: ToyPanel, classes: tuple[str, ...], epsilon: float) -> Figure:

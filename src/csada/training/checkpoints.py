@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import logging
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from csada.data.splits import Batch, Part
 from csada.errors import InputError
 from csada.files import whole
 from csada.methods import Method
-from csada.reading import read_bytes
+from csada.models.weights import DAMAGED, unpickled
+from csada.reading import build, read_bytes
 from csada.training.settings import Settings
 
 MAGIC = b"csada checkpoint\n"
@@ -69,7 +69,7 @@ class Checkpoint:
     """What a stopped run needs to resume."""
 
     origin: Origin
-    model: dict[str, Any]
+    model: dict[str, Tensor]
     optimizer: dict[str, Any]
     history: list[Epoch]
 
@@ -102,11 +102,18 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     start, body = content[: len(MAGIC)], content[len(MAGIC) + 32 :]
     if not MAGIC.startswith(start):
         raise InputError(f"{path} is not a checkpoint of csada; give another file, or remove it")
-    if content[len(MAGIC) : len(MAGIC) + 32] != hashlib.sha256(body).digest():
-        log.warning("%s is damaged: the run starts anew", path)
-        return None
     try:
-        state = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError) as error:  # of another version, or written by somebody else
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}; remove it") from None
-    return Checkpoint(Origin(**state["origin"]), state["model"], state["optimizer"], json.loads(state["history"]))
+        if content[len(MAGIC) : len(MAGIC) + 32] != hashlib.sha256(body).digest():
+            raise InputError("its hash is another one")
+        state = unpickled(body, device)
+        found: Checkpoint = build(Checkpoint, state | {"history": json.loads(state["history"])}, "it")
+        for line in found.history:
+            build(dict[str, float], {key: line.get(key) for key in ("epoch", "loss", "lr", "seconds")}, "its history")
+        return found
+    except DAMAGED as error:  # of another version of PyTorch, too
+        damaged(path, str(error))
+        return None
+
+
+def damaged(path: Path, why: str) -> None:
+    log.warning("%s is damaged: the run starts anew (%s)", path, " ".join(why.split())[:200])

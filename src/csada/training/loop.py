@@ -45,8 +45,9 @@ from csada.models.modes import (
     mixes_batch,
     training_mode,
 )
+from csada.models.weights import fill, is_plain, misfits
 from csada.training import parallel
-from csada.training.checkpoints import Checkpoint, Epoch, Origin, read_checkpoint, write_checkpoint
+from csada.training.checkpoints import Checkpoint, Epoch, Origin, damaged, read_checkpoint, write_checkpoint
 from csada.training.parallel import Ended, OnEpoch, Ranks, Work
 from csada.training.settings import Settings, make_method, split_options
 from csada.training.step import Graphs
@@ -332,14 +333,18 @@ def resume(work: Work, loop: Loop) -> list[Epoch]:
     """The history of the checkpoint, whose state goes into the loop; an empty one where there is none."""
     path, origin = work.checkpoint, loop.ranks.same(work.origin)
     found = read_checkpoint(path, loop.device) if path is not None and path.exists() else None
-    if found is not None:
+    if path is not None and found is not None:
         if found.origin != origin:
             own, theirs = vars(origin), vars(found.origin)
             others = ", ".join(name.replace("_", " ") for name in own if own[name] != theirs[name])
             raise InputError(
                 f"{path} is a checkpoint of another run, with other {others}; remove it, or give another file"
             )
-        loop.model.load_state_dict(found.model)
+        if why := unfit(loop, found):
+            damaged(path, why)
+            found = None
+    if path is not None and found is not None:
+        fill(loop.model, found.model, path)
         # the settings agree; how the optimiser works is a matter of the device, which may be another one now
         groups = loop.optimizer.state_dict()["param_groups"]
         loop.optimizer.load_state_dict(found.optimizer | {"param_groups": groups})
@@ -349,3 +354,29 @@ def resume(work: Work, loop: Loop) -> list[Epoch]:
     if not loop.ranks.agree(len(history)):
         raise InputError(f"{path} is not the same for all processes; put it where all of them can read it")
     return history
+
+
+def unfit(loop: Loop, found: Checkpoint) -> str:
+    """Why this cannot be a checkpoint of the run; empty where it can."""
+    trained = [found.model[name] for name, _ in loop.model.named_parameters() if name in found.model]
+    if not all(map(is_plain, found.model.values())) or not all(bool(each.isfinite().all()) for each in trained):
+        return "weights that are no plain tensors of finite numbers"
+    if not 0 < len(found.history) <= loop.settings.epochs:
+        return f"{len(found.history)} epochs of {loop.settings.epochs}"
+    (group,) = loop.optimizer.param_groups
+    kept = (
+        {"step", "exp_avg", "exp_avg_sq"} if "betas" in group else {"momentum_buffer"} if group["momentum"] else set()
+    )
+    state, shapes = found.optimizer.get("state"), {i: p.shape for i, p in enumerate(group["params"])}
+    fits = (
+        isinstance(state, dict)
+        and bool(state) == bool(kept)
+        and state.keys() <= shapes.keys()
+        and all(isinstance(each, dict) and each.keys() == kept for each in state.values())
+        and all(
+            is_plain(value) and value.shape == (() if name == "step" else shapes[i])
+            for i, each in state.items()
+            for name, value in each.items()
+        )
+    )
+    return misfits(loop.model, found.model) if fits else "another optimiser's state"

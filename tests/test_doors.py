@@ -29,6 +29,7 @@ from csada.decisions.acceptance import verdicts
 from csada.decisions.limits import AtLeast, Limits, Pair
 from csada.errors import InputError
 from csada.folders import LOCK, replaced
+from csada.logbook import key_of
 from csada.paper.tables import Table, comma_separated
 from csada.reading import parse_json, read_toml
 from csada.report.difference import difference_page
@@ -345,7 +346,7 @@ def test_what_is_written_so_is_read_as_it_was(named, tmp_path, monkeypatch):
     assert set(table.classes) == set(NAMES) and min(table.labels) >= 0
     assert inside("decide", tmp_path / "s.csv", "--rule", "model", "--out", tmp_path / "d.csv").returncode in (0, 2)
     (tmp_path / "late.csv").write_text("id,label\n'=7,'=1+1\n-8,'@sum\n")
-    assert Late.read(tmp_path / "late.csv", NAMES).labels == {"=7": 0, "-8": 1}
+    assert Late.read(tmp_path / "late.csv", NAMES).labels == ({}, {key_of("=7"): 0, key_of("-8"): 1})
     assert as_written("'=1+1") == NAMES[0]
 
 

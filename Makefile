@@ -11,13 +11,17 @@ ifeq ($(CSADA_DATA),)
 unexport CSADA_DATA
 endif
 
-.PHONY: demo test fuzz deaths test-gpu lint audit check bench docs clean
+.PHONY: demo test failed fuzz deaths test-gpu lint audit check bench docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/csada demo
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $$($(PYTHON) -c "import os; print(os.cpu_count())")
+
+# tests with nodes, browsers and kills beside others on two busy cores may run out of time: once more, those that failed alone
+failed:
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 # hostile files against every reader; CASES=500 for a short run; RECORD=results/fuzz.json adds the outcome to the record
 CASES ?= 5000

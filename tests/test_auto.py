@@ -46,6 +46,8 @@ def cheapest(evidence):
 def test_the_saved_model_is_the_cheapest_row_of_its_own_evidence(better, digits, tmp_path):
     evidence = better.evidence
     assert evidence.validation[evidence.chosen].mean_cost == cheapest(evidence)
+    saved = better.evaluate(digits, part="validation").accuracy  # those above are of rules fitted on other folds
+    assert saved >= evidence.validation["before"].accuracy - evidence.budget / 100
     assert evidence.admissions[0].name == "given" and evidence.method == "auto"
     assert len(better.members) == len({each.name for each in evidence.admissions}) > 1
     costs = [each.mean_cost for each in evidence.admissions]

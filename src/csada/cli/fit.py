@@ -172,8 +172,8 @@ def fit_command(
     cli.show_rows(evidence)
     end = evidence.test[evidence.chosen]
     cli.say(
-        "Accuracy in %, cost per 100 predictions; on validation the mean of counted and expected cost. Validation chose the "
-        "row with *: it is what was saved."
+        "Accuracy in %, cost per 100 predictions; on validation by rules that were fitted on the other samples, the cost half "
+        "counted and half expected. Validation chose the row with *: it is what was saved, and keeps to the budget as saved."
     )
     cli.say(*(str(pair) for pair in end.top_pairs()))
     attacks = [pair for line in evidence.history for pair in line.attacks]

@@ -106,6 +106,15 @@ def test_a_time_limit_in_which_nothing_can_be_trained_leaves_the_rule(given, dig
     assert list(found.evidence.rules) == ["before"] and found.evidence.chosen == "before + rule"
 
 
+def test_no_network_is_trained_where_the_student_would_lack_the_time(given, digits):
+    """20 epochs of a second each; the student takes twice as long."""
+    slow = replace(given.training, history=tuple(replace(line, seconds=1.0) for line in given.training.history))
+    slow = replace(slow, samples=slow.samples | {"train": len(digits.train)})
+    single = {"minutes": 0.5, "single": True, "on_epoch": pytest.fail}
+    found = csada.auto(replace(given, training=slow), digits, COSTS, **single)
+    assert list(found.evidence.rules) == ["before"]
+
+
 def images(n, seed):
     draw = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % 3

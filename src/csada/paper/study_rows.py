@@ -109,7 +109,7 @@ class Given:
 
     def average(self, names: Sequence[str], views: Sequence[str] | None = None) -> Mixture:
         """A fixed average, every network at its own temperature."""
-        selection = Selection({name: 1 / len(names) for name in names}, (), "fixed")
+        selection = Selection({name: 1 / len(names) for name in names}, ())
         return Mixture(selection, {n: self.temperatures[n] for n in names}, tuple(views or self.views))
 
     def mixed(self, mixture: Mixture) -> Scores:

@@ -226,7 +226,7 @@ def test_a_network_that_another_study_trains_is_waited_for(tiny, tmp_path):
     one = task_of(tmp_path)
     with locked(tmp_path / "baseline"), pytest.raises(Later):
         one(lambda *_: pytest.fail("trained twice"))
-    assert one(lambda *_: None).network.method == "cross_entropy"
+    assert one(lambda *_: None).about.networks["0/baseline"].method == "cross_entropy"
 
 
 def task_of(folder):

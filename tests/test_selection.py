@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import log_softmax, softmax
+from torch import nn
 
 from csada.costs import CostMatrix
 from csada.decisions import (
@@ -27,7 +29,7 @@ from csada.decisions.rules import STRENGTHS, affordable, by_scores
 from csada.decisions.selection import _tempered, choose_members
 from csada.errors import InputError
 from csada.metrics import REFER, Evaluation
-from csada.models.members import averaged
+from csada.models.members import Member, as_network
 
 K, N = 4, 400
 COSTS = CostMatrix.pareto(K, seed=3)
@@ -199,5 +201,17 @@ def test_stored_scores_are_averaged_as_a_classifier_averages_its_networks():
     library = {name: {view: draw.normal(0, 3, (20, 4)) for view in ("identity", "mirror")} for name in "ab"}
     weights, temperatures = {"a": 0.75, "b": 0.25}, {"a": 0.5, "b": 2.0}
     found = Mixture(Selection(weights, ()), temperatures, ("identity", "mirror")).scores(library)
-    told = [(library[n][view], temperatures[n], weights[n]) for n in "ab" for view in ("identity", "mirror")]
-    np.testing.assert_allclose(found, averaged(told), atol=1e-12)
+    members = [Member(Said(library[n]), temperature=temperatures[n], weight=weights[n]) for n in "ab"]
+    images = torch.tensor([1.0, 0.0]).expand(20, 1, 1, 2)
+    np.testing.assert_allclose(found, as_network(members, ("identity", "mirror"))(images), atol=1e-5)
+
+
+class Said(nn.Module):
+    """What was stored of a view, which it tells by the lighter side."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = {view: torch.from_numpy(values) for view, values in scores.items()}
+
+    def forward(self, x):
+        return self.scores["identity" if x[0, 0, 0, 0] > 0 else "mirror"]

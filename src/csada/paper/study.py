@@ -23,7 +23,7 @@ from csada.decisions.rules import STRENGTHS, mean_cost
 from csada.errors import InputError
 from csada.paper.library import MEMBERS, Source, read_library
 from csada.paper.problems import KINDS
-from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, RULE, Given
+from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, RULE, Decider, Given
 from csada.reading import read_json, sha256
 
 BUDGETS = (0.0, 0.25, 0.5, 1.0)  # points of accuracy
@@ -34,7 +34,7 @@ CURVES = ("pareto:0", "block:10:both")  # the problems whose frontier is drawn, 
 REFERENCES = (RULE, GENERIC, AUTO)
 
 Floats = NDArray[np.float64]
-Decides = Callable[[str], Any]  # part -> [N] decisions
+Rows = Mapping[str, Any]  # how each decides: part -> [N]
 
 
 # -- the record ------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Sums:
     right: dict[str, Floats]
     problems: int = 0
 
-    def add(self, rows: Mapping[str, Decides], truth: Any, table: Floats) -> dict[str, Floats]:
+    def add(self, rows: Rows, truth: Any, table: Floats) -> dict[str, Floats]:
         """One problem more; what each row paid. table: [K, K], the costs."""
         self.problems += 1
         found: dict[str, Floats] = {}
@@ -169,14 +169,18 @@ def judge_one(data: str, folder: Path, seed: int, source: Source) -> Tally:
     library = read_library(folder, data)
     assert library is not None
     given = Given(library, seed, source)
-    truth, argmax = given.labels("test"), {ARGMAX: lambda *_: given.top}
+    truth = given.labels("test")
+
+    def decided(deciders: Mapping[str, Decider], costs: CostMatrix, budget: float) -> Rows:
+        return {ARGMAX: given.top, **{row: decider(costs, budget) for row, decider in deciders.items()}}
+
     result = Tally(library.ids(seed), {}, {}, {budget: Counter() for budget in BUDGETS}, [])
     for kind, own in given.problems.items():
         for name, costs in own.items():
             table = costs.values / mean_cost(costs)
-            deciders = argmax | given.rows(name if kind == AIMED else "")
+            deciders = given.rows(name if kind == AIMED else "")
             for budget in BUDGETS:
-                rows = {row: decider(costs, budget) for row, decider in deciders.items()}
+                rows = decided(deciders, costs, budget)
                 test = result.sums.setdefault((kind, budget), Sums({}, {})).add(rows, truth, table)
                 if kind != AIMED:
                     result.choices[budget].update(_right(test, _picked(given, costs, rows, budget)))
@@ -184,14 +188,14 @@ def judge_one(data: str, folder: Path, seed: int, source: Source) -> Tally:
                     result.choices[budget].update(f"member {name}" for name in mixture.selection.weights)
                     result.choices[budget]["views"] += len(mixture.views) > 1
             if kind != AIMED:
-                rows = {row: decider(costs, SHOWN) for row, decider in (argmax | given.ingredients).items()}
+                rows = decided(given.ingredients, costs, SHOWN)
                 result.ingredients.setdefault(kind, Sums({}, {})).add(rows, truth, table)
                 if seed == 0 and name in CURVES and table[truth, given.top("test")].any():
                     result.curves.extend(_curves(given, data, name, costs))
     return result
 
 
-def _picked(given: Given, costs: CostMatrix, rows: Mapping[str, Decides], budget: float) -> str:
+def _picked(given: Given, costs: CostMatrix, rows: Rows, budget: float) -> str:
     """The row that is cheapest on validation of those within the budget."""
     truth = given.labels("validation")
     decided = {row: decide("validation") for row, decide in rows.items()}

@@ -30,7 +30,7 @@ PER_KIND = 3  # problems
 def average(library: Any, truth: Any, costs: CostMatrix, budget: float) -> Mixture:
     names, views = MEMBERS[:3], tuple(library[GIVEN])
     temperatures = {name: fit_temperature(library[name]["identity"], truth) for name in names}
-    return Mixture(Selection(dict.fromkeys(names, 1 / 3), (), "fixed"), temperatures, views)
+    return Mixture(Selection(dict.fromkeys(names, 1 / 3), ()), temperatures, views)
 
 
 def greedy(library: Any, truth: Any, costs: CostMatrix, budget: float) -> Mixture:

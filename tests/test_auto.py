@@ -46,6 +46,8 @@ def cheapest(evidence):
 def test_the_saved_model_is_the_cheapest_row_of_its_own_evidence(better, digits, tmp_path):
     evidence = better.evidence
     assert evidence.validation[evidence.chosen].mean_cost == cheapest(evidence)
+    saved = better.evaluate(digits, part="validation").accuracy  # those above are of rules fitted on other folds
+    assert saved >= evidence.validation["before"].accuracy - evidence.budget / 100
     assert evidence.admissions[0].name == "given" and evidence.method == "auto"
     assert len(better.members) == len({each.name for each in evidence.admissions}) > 1
     costs = [each.mean_cost for each in evidence.admissions]
@@ -102,6 +104,15 @@ def test_a_time_limit_in_which_nothing_can_be_trained_leaves_the_rule(given, dig
     slow = replace(given.training, history=tuple(replace(line, seconds=1e6) for line in given.training.history))
     found = csada.auto(replace(given, training=slow), digits, COSTS, minutes=1)
     assert list(found.evidence.rules) == ["before"] and found.evidence.chosen == "before + rule"
+
+
+def test_no_network_is_trained_where_the_student_would_lack_the_time(given, digits):
+    """20 epochs of a second each; the student takes twice as long."""
+    slow = replace(given.training, history=tuple(replace(line, seconds=1.0) for line in given.training.history))
+    slow = replace(slow, samples=slow.samples | {"train": len(digits.train)})
+    single = {"minutes": 0.5, "single": True, "on_epoch": pytest.fail}
+    found = csada.auto(replace(given, training=slow), digits, COSTS, **single)
+    assert list(found.evidence.rules) == ["before"]
 
 
 def images(n, seed):

@@ -21,8 +21,9 @@ from csada.data.augment import VIEWS, Augmentation, allowed_views, random_right_
 from csada.data.splits import Part
 from csada.decisions import Decision, MinimumExpectedCost
 from csada.errors import InputError
-from csada.evaluation import averaged, predict_logits
+from csada.evaluation import predict_logits
 from csada.models import create
+from csada.models.members import as_network
 from csada.workflow.fit import improve
 from csada.workflow.train import train
 from csada.workflow.tune import tune
@@ -58,7 +59,7 @@ def decided(three, digits):
 
 
 def test_the_scores_are_the_mean_probability_over_members_and_views(decided, digits):
-    """Against NumPy, member by member and view by view; stored scores are averaged by the same function."""
+    """Against NumPy, member by member and view by view."""
     x = digits.test.batch(torch.arange(len(digits.test))).x
     with torch.inference_mode():
         stored = [
@@ -75,10 +76,6 @@ def test_the_scores_are_the_mean_probability_over_members_and_views(decided, dig
     for e in (decided.evaluate(digits), csada.evaluate(decided.network, digits, COSTS, decided.rule)):
         assert e.accuracy == np.mean(predicted == digits.test.y.numpy())
     assert np.array_equal(decided.predict(digits.test.x), predicted)
-    np.testing.assert_allclose(averaged(stored), expected, atol=1e-12)
-    tensors = averaged([(torch.from_numpy(z), t, w) for z, t, w in stored])
-    assert tensors.dtype == torch.float64 and np.array_equal(tensors.numpy(), averaged(stored))
-    assert np.array_equal(averaged([*stored, (stored[0][0], 1.0, 0.0)]), averaged(stored))
 
 
 def test_one_member_as_it_is_scores_to_the_bit_as_its_network_does(three, digits):
@@ -91,23 +88,8 @@ def test_one_member_as_it_is_scores_to_the_bit_as_its_network_does(three, digits
 
 
 def test_scores_of_great_certainty_stay_finite():
-    sure = np.array([[1e4, 0.0, -1e4]])
-    np.testing.assert_allclose(averaged([(sure, 1.0, 1.0)] * 2), [[0, -1e4, -2e4]])
-
-
-@pytest.mark.parametrize(
-    ("scored", "message"),
-    [
-        ([], "no scores"),
-        ([(np.zeros((2, 3)), 1.0, 1.0), (np.zeros((2, 4)), 1.0, 1.0)], r"\(2, 4\) .*\(2, 3\)"),
-        ([(np.zeros((2, 3)), 0.0, 1.0)], "temperature is 0.0"),
-        ([(np.zeros((2, 3)), 1.0, -1.0)], "weight is -1.0"),
-        ([(np.zeros((2, 3)), 1.0, 0.0)], "all weights are zero"),
-    ],
-)
-def test_scores_that_have_no_average_are_named(scored, message):
-    with pytest.raises(InputError, match=message):
-        averaged(scored)
+    network = as_network([Member(nn.Identity())] * 2, ("identity",))
+    np.testing.assert_allclose(network(torch.tensor([[1e4, 0.0, -1e4]])), [[0, -1e4, -2e4]])
 
 
 def test_a_batch_holds_so_many_values_and_small_samples_come_as_before():

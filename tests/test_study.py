@@ -1,5 +1,6 @@
 """The study: libraries that grow network by network, rows judged on stored scores, and a page that says what they say."""
 
+import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -226,7 +227,7 @@ def test_a_network_that_another_study_trains_is_waited_for(tiny, tmp_path):
     one = task_of(tmp_path)
     with locked(tmp_path / "baseline"), pytest.raises(Later):
         one(lambda *_: pytest.fail("trained twice"))
-    assert one(lambda *_: None).network.method == "cross_entropy"
+    assert one(lambda *_: None).about.networks["0/baseline"].method == "cross_entropy"
 
 
 def task_of(folder):
@@ -266,6 +267,25 @@ def test_numbers_on_the_page_stand_in_the_tables():
     assert len(quoted) > 20
     for number in quoted:
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", tables), f"the page says {number}"
+
+
+def test_what_the_choice_of_strength_is_worth_on_small_sets_is_what_was_measured():
+    record = json.loads((ROOT / "results/strength.json").read_text())
+    found = {}
+    for problem, rows in record["problems"].items():
+        found[problem] = {row["choice"]: row for row in rows if row["budget"] == 0.5}
+    page = " ".join((ROOT / "docs/study.md").read_text().split("**Strength on small sets.**")[1].split())
+    tumours = found["breast cancer 20 : 1, logistic regression, 68"]
+    off = [f"{100 * tumours[choice]['off']:.0f} %" for choice in ("counted", "within_budget")]
+    assert f"a strength of 0 on {off[0]} of the splits, the budget on {off[1]};" in page
+    assert f"{record['repetitions']} splits" in page
+    for problem, before in (
+        ("breast cancer 20 : 1, logistic regression, 68", "the cost removed is "),
+        ("wine, logistic regression, 40", "Wine, 40 samples: "),
+        ("digits, Pareto costs, logistic regression, 300", "Of 300 digits "),
+    ):
+        removed = [100 - found[problem][choice]["cost"] for choice in ("counted", "within_budget")]
+        assert f"{before}{removed[0]:.0f} and {removed[1]:.0f} %" in page
 
 
 def test_what_is_planned_for_later_is_said():

@@ -16,7 +16,6 @@ from csada.data.splits import Part
 from csada.decisions import RULES, Abstention, CostsByTruth, Rule, as_array
 from csada.errors import InputError
 from csada.metrics import Evaluation, check_table
-from csada.models.members import averaged as averaged
 from csada.models.modes import borrowed_eval, check_labels, check_logits, device_of, dtype_of, logits_of
 
 VALUES = 2**24  # of the samples of a batch, at most: 64 MB, of which the first layers of a ResNet make a few GB

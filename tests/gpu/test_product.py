@@ -211,6 +211,7 @@ def test_the_lightning_callback_trains_on_the_gpu(precision):
 
 
 def divided(graph):
+    torch.backends.cudnn.allow_tf32 = False  # as the fixture has it, which another process does not see
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(512, 3, 32, 32, generator=generator), torch.randint(10, (512,), generator=generator)
     model = resnet(9, 10).cuda()

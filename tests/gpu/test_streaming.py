@@ -67,6 +67,7 @@ def deterministic(monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")  # the sums that tasks are drawn by
 @pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("method", ["cross_entropy", "csada"])
 def test_training_is_that_of_resident_data(part, method, graph, monkeypatch, deterministic):

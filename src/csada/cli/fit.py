@@ -171,9 +171,12 @@ def fit_command(
     cli.show_members(evidence)
     cli.show_rows(evidence)
     end = evidence.test[evidence.chosen]
+    others = (
+        "by rules that were fitted on the other samples (the budget counts them as saved), " if known is None else ""
+    )
     cli.say(
-        "Accuracy in %, cost per 100 predictions; on validation the mean of counted and expected cost. Validation chose the "
-        "row with *: it is what was saved."
+        f"Accuracy in %, cost per 100 predictions; on validation {others}the cost half counted and half expected. Validation "
+        "chose the row with *: it is what was saved."
     )
     cli.say(*(str(pair) for pair in end.top_pairs()))
     attacks = [pair for line in evidence.history for pair in line.attacks]

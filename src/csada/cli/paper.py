@@ -159,7 +159,7 @@ def reproduce(
     Example: csada reproduce failure-cifar10 --limit-minutes 30
     """
     from csada.paper import EXPERIMENTS
-    from csada.paper.spec import Selection, has_scale, load_spec
+    from csada.paper.spec import Portion, has_scale, load_spec
     from csada.paper.sweep import collect, plan_runs, run_experiment, write_record
 
     if name is None and not show:
@@ -185,7 +185,7 @@ def reproduce(
         cli.say("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.")
         return
     probe(results)
-    only = Selection(methods.split(",") if methods else None, matrices, replications)
+    only = Portion(methods.split(",") if methods else None, matrices, replications)
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     failed = 0
     for spec in sorted(specs, key=lambda s: s.count * s.seconds):

@@ -65,7 +65,6 @@ class Selection:
 
     weights: dict[str, float]
     steps: tuple[Admission, ...]
-    reason: str  # for stopping
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,8 @@ class Judge:
     @classmethod
     def of(cls, library: Mapping[str, Any], labels: Any, costs: CostMatrix, budget: float, reference: Any) -> Judge:
         scores = {name: labelled(logits, labels, len(costs))[0] for name, logits in library.items()}
-        given, (_, truth) = next(iter(scores.values())), labelled(next(iter(library.values())), labels)
-        right = (given.argmax(1) == truth).astype(np.float64) if reference is None else as_array(reference)
-        return cls({n: np.asarray(softmax(each, axis=1)) for n, each in scores.items()}, truth, costs, budget, right)
+        p = {n: np.asarray(softmax(each, axis=1)) for n, each in scores.items()}
+        return cls(p, as_array(labels).astype(np.int64), costs, budget, as_array(reference))
 
     def __call__(self, mixture: Floats) -> tuple[Floats, float]:
         """What each sample costs, and the accuracy."""
@@ -102,15 +100,14 @@ class Judge:
         for i, name in enumerate(names):
             cost, accuracy = self(np.mean([self.p[each] for each in names[: i + 1]], axis=0))
             steps.append(Admission(name, float(cost.mean()), accuracy))
-        reason = "the plain average: no other choice clearly costs less"
-        return Selection(dict.fromkeys(names, 1 / len(names)), tuple(steps), reason), cost
+        return Selection(dict.fromkeys(names, 1 / len(names)), tuple(steps)), cost
 
     def greedy(self, members: int) -> tuple[Selection, Floats]:
         """The given model, then what lowers the cost most; and what each sample costs by it."""
         given = next(iter(self.p))
         mixture, admitted = self.p[given], [given]
         cost, accuracy = self(mixture)
-        steps, reason = [Admission(given, float(cost.mean()), accuracy)], f"{ROUNDS} rounds"
+        steps = [Admission(given, float(cost.mean()), accuracy)]
         while len(admitted) <= ROUNDS:
             full = len(set(admitted)) >= members
             trials = {
@@ -120,13 +117,12 @@ class Judge:
             }
             best = min(trials, key=lambda name: float(trials[name][1].mean()))
             if not _lower(trials[best][1], cost, NOISE):
-                reason = "no candidate lowers the cost by more than noise"
                 break
             mixture, cost, accuracy = trials[best]
             admitted.append(best)
             steps.append(Admission(best, float(cost.mean()), accuracy))
         weights = {name: admitted.count(name) / len(admitted) for name in dict.fromkeys(admitted)}
-        return Selection(weights, tuple(steps), reason), cost
+        return Selection(weights, tuple(steps)), cost
 
 
 def _lower(cost: Floats, than: Floats, errors: float) -> bool:
@@ -135,39 +131,23 @@ def _lower(cost: Floats, than: Floats, errors: float) -> bool:
     return bool(gain.mean() > max(errors * gain.std() / math.sqrt(len(gain)), 0.0))
 
 
-def greedy(
-    library: Mapping[str, Any],
-    labels: Any,
-    costs: CostMatrix,
-    *,
-    budget: float = 0.005,
-    members: int = 3,
-    reference: Any = None,
-) -> Selection:
-    """The members to average, at most so many different ones; the first of the library is the given model and always in.
-
-    library: name -> [N, K], validation logits or logarithms of probabilities. budget: the accuracy that may be lost
-    against the given model by argmax, or against `reference`, [N]: whether its predictions were right. The first `members`,
-    averaged, unless a greedy choice costs less by more than CLEAR standard errors. Fewer than FEWEST samples choose
-    nothing: the given model stays alone.
-    """
-    return _chosen([library], labels, costs, budget, members, reference)[1]
-
-
-def _chosen(
+def choose_members(
     views: Sequence[Mapping[str, Any]], labels: Any, costs: CostMatrix, budget: float, members: int, reference: Any
 ) -> tuple[int, Selection]:
-    """Of libraries of the same networks under other views, which one, and the members: the first, averaged, unless one of
-    the other choices is clearly cheaper.
+    """Of libraries of the same networks under other views, which one, and the members: the first, averaged, unless another
+    choice costs less by more than CLEAR standard errors.
+
+    views: name -> [N, K], validation logits or logarithms of probabilities, the given model's first. budget: the accuracy that
+    may be lost against `reference`, [N]: whether the given model's predictions were right. Fewer than FEWEST samples choose
+    nothing: the given model stays alone.
     """
     if not views[0] or members < 1:
         raise InputError(
             f"{len(views[0])} candidates and {members} members; give at least one of each, the given model first"
         )
     judges = [Judge.of(library, labels, costs, budget, reference) for library in views]
-    if (count := len(judges[0].truth)) < FEWEST:
-        reason = f"{count} validation samples choose nothing reliably; at least {FEWEST} are needed"
-        return len(views) - 1, replace(judges[-1].average(1)[0], reason=reason)
+    if len(judges[0].truth) < FEWEST:
+        return len(views) - 1, judges[-1].average(1)[0]
     found = [(i, *each) for i, judge in enumerate(judges) for each in (judge.average(members), judge.greedy(members))]
     best = min(found, key=lambda each: float(each[2].mean()))
     return (best if _lower(best[2], found[0][2], CLEAR) else found[0])[:2]
@@ -195,7 +175,7 @@ def select(
     members: int = 3,
     views: Sequence[str] | None = None,
 ) -> Mixture:
-    """Members as by `greedy`, and all views unless the sample as it is is clearly cheaper, or those given.
+    """Members as by `choose_members`, and all views unless the sample as it is is clearly cheaper, or those given.
 
     library: name -> view -> [N, K] validation logits, the given model first, "identity" the first view. The accuracy budget
     is counted from the given model by argmax on the samples as they are.
@@ -207,7 +187,7 @@ def select(
 
     sets = [tuple(views)] if views is not None else list(dict.fromkeys([(first, *others), (first,)]))
     scores = [viewed(library, which, temperatures) for which in sets]
-    i, found = _chosen(scores, labels, costs, budget, members, reference)
+    i, found = choose_members(scores, labels, costs, budget, members, reference)
     return Mixture(found, {name: temperatures[name] for name in found.weights}, sets[i])
 
 

@@ -8,7 +8,7 @@ The mean is taken over probabilities, each member's at its own temperature, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,35 +49,6 @@ def check_numbers(temperature: float, weight: float) -> None:
             raise InputError(f"a member's {name} is {value}; a number above zero is needed")
 
 
-def averaged(scored: Iterable[tuple[Any, float, float]]) -> Any:
-    """[N, K] log of the mean over (logits [N, K], temperature, weight) of softmax(logits / temperature), in float64.
-
-    Of tensors a tensor, of arrays an array. What has weight 0 does not count.
-    """
-    scored = list(scored)
-    if not scored:
-        raise InputError("no scores to average; give one or more of (logits, temperature, weight)")
-    given, shape = scored[0][0], tuple(scored[0][0].shape)
-    for logits, temperature, weight in scored:
-        if tuple(logits.shape) != shape:
-            raise InputError(
-                f"scores of shape {tuple(logits.shape)} beside {shape}; the same samples and classes are needed"
-            )
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature is {temperature}; a number above zero is needed")
-        if not 0 <= weight < math.inf:
-            raise InputError(f"weight is {weight}; zero or a number above it is needed")
-    if not (total := sum(weight for _, _, weight in scored)):
-        raise InputError("all weights are zero; one above zero is needed")
-    logs = [
-        torch.log_softmax(torch.as_tensor(logits).double() / temperature, 1) + math.log(weight / total)
-        for logits, temperature, weight in scored
-        if weight
-    ]
-    mean = torch.logsumexp(torch.stack(logs), 0)
-    return mean if isinstance(given, Tensor) else mean.numpy()
-
-
 class Ensemble(nn.Module):
     """Members and views as one network: normalised samples in, log of the mean probabilities out."""
 
@@ -89,13 +60,14 @@ class Ensemble(nn.Module):
         self.numbers, self.views = [(member.temperature, member.weight) for member in members], tuple(views)
 
     def forward(self, x: Tensor) -> Tensor:
-        scored = [
-            (logits_of(model(VIEWS[view](x).to(dtype_of(model) or x.dtype))), *numbers)
-            for model, numbers in zip(self.models, self.numbers, strict=True)
+        total = sum(weight for _, weight in self.numbers for _ in self.views)
+        logs = [
+            torch.log_softmax(logits_of(model(VIEWS[view](x).to(dtype_of(model) or x.dtype))).double() / temperature, 1)
+            + math.log(weight / total)
+            for model, (temperature, weight) in zip(self.models, self.numbers, strict=True)
             for view in self.views
         ]
-        mean: Tensor = averaged(scored).float()
-        return mean
+        return torch.logsumexp(torch.stack(logs), 0).float()
 
 
 def as_network(members: Sequence[Member], views: Sequence[View]) -> nn.Module:

@@ -50,11 +50,11 @@ from csada.workflow.train import few_samples, train
 
 GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"), "student"
 OUT_OF_FOLD = "folds"  # the part of training and validation samples, each scored by networks that never saw it
-CANDIDATES = {
+NAMES = {  # of candidates, here
     "restart": "restart",
-    "mixup": "restart with mixup",
-    "mixup-2": "second restart with mixup",
-    "aimed": "restart with aimed mixup",
+    "restart with mixup": "mixup",
+    "second restart with mixup": "mixup-2",
+    "restart with aimed mixup": "aimed",
 }
 RIVALS = ("csada", "adjusted_penalty", "sosr")
 log = logging.getLogger("csada")
@@ -279,15 +279,15 @@ def extend(
     source, library = SOURCES[name], read_library(results, name)
     left = missing(name, library, baselines)
 
-    def stored(seed: int, each: str, made: Made) -> None:
+    def stored(seed: int, each: str, made: Library) -> None:
         nonlocal library
         with locked(results, wait=True):
-            library = read_library(results, name) or Library(made.about, {})  # another command may have added to it
-            if new := f"{seed}/{each}" not in library.about.networks:
-                library = _added(library, f"{seed}/{each}", made)
+            library = read_library(results, name)  # another command may have added to it
+            if new := library is None or f"{seed}/{each}" not in library.about.networks:
+                library = made if library is None else _joined(library, made)
                 write_library(results, name, library)
         if new and on_network is not None:
-            on_network(f"{seed}/{each}", made.network.seconds)
+            on_network(f"{seed}/{each}", made.about.networks[f"{seed}/{each}"].seconds)
         if not new and each == GIVEN:  # which others need
             known, own = (
                 arrays[f"{seed}/{each}/test/identity"].astype(float) for arrays in (library.arrays, made.arrays)
@@ -323,22 +323,13 @@ def extend(
     return missing(name, library, baselines)
 
 
-@dataclass(frozen=True)
-class Made:
-    """A network of one baseline, as it goes into a library; about: the library as long as it is empty."""
-
-    network: Network
-    arrays: dict[str, Array]
-    environment: Environment
-    about: About
-
-
-def _added(library: Library, name: str, made: Made) -> Library:
-    about = library.about
-    if made.environment not in about.environments:
-        about = replace(about, environments=(*about.environments, made.environment))
-    network = replace(made.network, environment=about.environments.index(made.environment))
-    return Library(replace(about, networks=about.networks | {name: network}), {**library.arrays, **made.arrays})
+def _joined(library: Library, made: Library) -> Library:
+    """With the network of a library that has only that."""
+    about, (own,) = library.about, made.about.environments
+    known = about.environments if own in about.environments else (*about.environments, own)
+    networks = {name: replace(each, environment=known.index(own)) for name, each in made.about.networks.items()}
+    about = replace(about, environments=known, networks=about.networks | networks)
+    return Library(about, {**library.arrays, **made.arrays})
 
 
 @lru_cache(maxsize=2)
@@ -352,14 +343,14 @@ def _start(name: str, source: Source, seed: int, kept: Path) -> Classifier:
     return train(_splits(name, source, seed), source.model, seed=seed, epochs=source.epochs, checkpoints=kept)
 
 
-def _made(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell) -> Made:
+def _made(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell) -> Library:
     """One network, from its start or from where it was left; those that it needs are read from their checkpoints."""
     splits = _splits(name, source, seed)
     with alone(kept / each), borrowed_threads(threads_for(splits.shape)):
         return _network(name, source, seed, each, kept, tell, splits)
 
 
-def _network(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell, splits: Splits) -> Made:
+def _network(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell, splits: Splits) -> Library:
     def on_epoch(line: Epoch, total: int) -> None:
         tell(line["epoch"], total)
 
@@ -368,9 +359,14 @@ def _network(name: str, source: Source, seed: int, each: str, kept: Path, tell: 
     classifier = _start(name, source, seed, kept)
     training, device = classifier.training, device_of(classifier.network)
     assert training is not None
-    about = About(splits.name, {p: len(part) for p, part in splits.parts.items()}, source.model, None, (), {})
+    samples = {p: len(part) for p, part in splits.parts.items()}
+
+    def alone_in(network: Network, arrays: dict[str, Array]) -> Library:
+        networks = {f"{seed}/{each}": network}
+        return Library(About(splits.name, samples, source.model, None, (environment(),), networks), arrays)
+
     if each == OUT_OF_FOLD:
-        return Made(*_folds(classifier, splits, seed, kept), environment(), about)
+        return alone_in(*_folds(classifier, splits, seed, kept))
     model, lines, method = classifier.network, [vars(line) for line in training.history], "cross_entropy"
     options: dict[str, Any] = {"seed": seed}
     more: dict[str, Any] = {}
@@ -404,7 +400,7 @@ def _network(name: str, source: Source, seed: int, each: str, kept: Path, tell: 
     if source.splits:
         arrays = {f"{seed}/{key}": value for key, value in arrays.items()} | {f"{seed}/test_ids": splits.test.ids}
     arrays |= {f"{seed}/{each}/{key}": value for key, value in scores.items()}
-    return Made(network, arrays, environment(), about)
+    return alone_in(network, arrays)
 
 
 def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str) -> tuple[Candidate, str]:
@@ -416,28 +412,30 @@ def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str
         scores, _ = _scores(classifier.network, splits, ("identity",), ("validation",))  # rounded, as they are judged
         truth, found = splits.validation.y.numpy(), scores["validation/identity"].argmax(1)
         target, costs = problems.problem(target, confusion_counts(truth, found, k), source.group)
-    if what in CANDIDATES:
-        by_name = {each.name.replace("fresh", "restart"): each for each in candidates(classifier, splits, costs)}
-        return by_name[CANDIDATES[what]], target
+    if what in NAMES.values():
+        return next(c for c in candidates(classifier, splits, costs) if _name(c.name) == what), target
     if what == STUDENT:
         return Candidate(each, "distillation", seed | train_options(classifier, splits, kind, "given"), costs), target
     return Candidate(each, what, seed | few_samples(options_for(what, kind), len(splits.train)), costs), target
 
 
+def _name(candidate: str) -> str:
+    return NAMES.get(candidate.replace("fresh", "restart"), candidate)
+
+
 def _folds(classifier: Classifier, splits: Splits, seed: int, kept: Path) -> tuple[Network, dict[str, Array]]:
     """The members' scores of training and validation samples, as `auto` makes them where validation is small."""
-    names = {CANDIDATES[name]: name for name in MEMBERS[1:]} | {"given": GIVEN}
     uniform = CostMatrix.uniform(len(splits.classes))
 
     def generic(given: Classifier, fewer: Splits) -> list[Candidate]:
-        return [c for c in candidates(given, fewer, uniform) if c.name.replace("fresh", "restart") in names]
+        return [c for c in candidates(given, fewer, uniform) if _name(c.name) in MEMBERS]
 
     views = tuple(view for view in classifier.allowed_views if view in VIEWS)
     found, labels, lines = out_of_fold(classifier, splits, views, generic, checkpoints=kept)
     arrays: dict[str, Array] = {f"{seed}/{OUT_OF_FOLD}_labels": labels.numpy().astype(np.uint8)}
     accuracy = {}
     for told, seen in found.items():
-        name = names[told.replace("fresh", "restart")]
+        name = GIVEN if told == "given" else _name(told)
         arrays |= {f"{seed}/{name}/{OUT_OF_FOLD}/{v}": s.numpy().astype(np.float16) for v, s in seen.items()}
         accuracy[name] = float((seen["identity"].argmax(1) == labels).float().mean())
     seconds = [line["seconds"] for line in lines]

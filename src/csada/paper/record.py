@@ -116,7 +116,9 @@ class Ruled:
 
 
 @dataclass(frozen=True)
-class Judged:
+class BothWays:
+    """By the largest score, and by the rule."""
+
     validation: Counts
     test: Counts
     rule: Ruled
@@ -135,8 +137,8 @@ class BaselineResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodResult(Judged):
-    baseline: Judged
+class MethodResult(BothWays):
+    baseline: BothWays
     training_loss: None
     before: Counts | None = None  # of the toy, in records of old
     after: Counts | None = None

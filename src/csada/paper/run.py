@@ -43,8 +43,8 @@ from csada.paper.record import (
     BaselineConfig,
     BaselineResult,
     BaselineRun,
+    BothWays,
     Data,
-    Judged,
     MethodConfig,
     MethodResult,
     MethodRun,
@@ -259,7 +259,7 @@ def confused(scores: dict[str, Scores], costs: CostMatrix | None = None, decisio
     return {part: np.array(counts) for part, counts in confusions(scores, costs, decision).items()}
 
 
-def by_both_decisions(scores: dict[str, Scores], costs: CostMatrix) -> Judged:
+def by_both_decisions(scores: dict[str, Scores], costs: CostMatrix) -> BothWays:
     """Confusion counts by the largest score, and by the calibrated rule, which comes from validation.
 
     Where one pair alone costs, the plain rule would never predict that pair's class again; there its strength is the
@@ -268,7 +268,7 @@ def by_both_decisions(scores: dict[str, Scores], costs: CostMatrix) -> Judged:
     single = np.count_nonzero(costs.values) == 1
     made = MinimumExpectedCost.within_budget if single else MinimumExpectedCost.calibrated
     rule = made(*scores["validation"], costs)
-    return Judged(
+    return BothWays(
         **confused(scores, costs), rule=Ruled(rule.temperature, rule.strength, **confused(scores, costs, rule))
     )
 

@@ -105,7 +105,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Portion:
     """A part of an experiment's runs: some methods, the first cost matrices, the first replications. None: all."""
 
     methods: Sequence[str] | None = None

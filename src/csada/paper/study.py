@@ -23,7 +23,7 @@ from csada.decisions.rules import STRENGTHS, mean_cost
 from csada.errors import InputError
 from csada.paper.library import MEMBERS, Source, read_library
 from csada.paper.problems import KINDS
-from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, RULE, Given
+from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, RULE, Decider, Given
 from csada.reading import read_json, sha256
 
 BUDGETS = (0.0, 0.25, 0.5, 1.0)  # points of accuracy
@@ -34,6 +34,7 @@ CURVES = ("pareto:0", "block:10:both")  # the problems whose frontier is drawn, 
 REFERENCES = (RULE, GENERIC, AUTO)
 
 Floats = NDArray[np.float64]
+Rows = Mapping[str, Any]  # how each decides: part -> [N]
 
 
 # -- the record ------------------------------------------------------------------------------------
@@ -141,15 +142,22 @@ class Sums:
     right: dict[str, Floats]
     problems: int = 0
 
-    def add(self, row: str, paid: Floats, right: Floats) -> None:
-        self.paid[row], self.right[row] = self.paid.get(row, 0.0) + paid, self.right.get(row, 0.0) + right
+    def add(self, rows: Rows, truth: Any, table: Floats) -> dict[str, Floats]:
+        """One problem more; what each row paid. table: [K, K], the costs."""
+        self.problems += 1
+        found: dict[str, Floats] = {}
+        for row, decide in rows.items():
+            decided = decide("test")
+            found[row] = np.asarray(table[truth, decided])
+            self.paid[row] = self.paid.get(row, 0.0) + found[row]
+            self.right[row] = self.right.get(row, 0.0) + (decided == truth).astype(np.float64)
+        return found
 
 
 @dataclass
-class Judged:
+class Tally:
     """One baseline."""
 
-    data: str
     ids: NDArray[np.uint64]
     sums: dict[tuple[str, float], Sums]
     ingredients: dict[str, Sums]
@@ -157,49 +165,43 @@ class Judged:
     curves: list[Curve]
 
 
-def judge_one(data: str, folder: Path, seed: int, source: Source, budgets: Sequence[float] = BUDGETS) -> Judged:
+def judge_one(data: str, folder: Path, seed: int, source: Source) -> Tally:
     library = read_library(folder, data)
     assert library is not None
     given = Given(library, seed, source)
-    truth, top = given.labels("test"), given.top("test")
-    result = Judged(data, library.ids(seed), {}, {}, {budget: Counter() for budget in budgets}, [])
+    truth = given.labels("test")
+
+    def decided(deciders: Mapping[str, Decider], costs: CostMatrix, budget: float) -> Rows:
+        return {ARGMAX: given.top, **{row: decider(costs, budget) for row, decider in deciders.items()}}
+
+    result = Tally(library.ids(seed), {}, {}, {budget: Counter() for budget in BUDGETS}, [])
     for kind, own in given.problems.items():
         for name, costs in own.items():
-            unit = mean_cost(costs)
-
-            def paid(decided: Any, costs: CostMatrix = costs, unit: float = unit) -> Floats:
-                return np.asarray(costs.values[truth, decided] / unit)
-
+            table = costs.values / mean_cost(costs)
             deciders = given.rows(name if kind == AIMED else "")
-            for budget in budgets:
-                sums = result.sums.setdefault((kind, budget), Sums({}, {}))
-                sums.problems += 1
-                sums.add(ARGMAX, paid(top), given.right["test"])
-                validation, test = {ARGMAX: _held_out(given, costs, top=given.top("validation"))}, {ARGMAX: paid(top)}
-                for row, decider in deciders.items():
-                    found = decider(costs, budget)
-                    decided = found("test")
-                    test[row] = paid(decided)
-                    sums.add(row, test[row], (decided == truth).astype(np.float64))
-                    validation[row] = _held_out(given, costs, top=found("validation"))
+            for budget in BUDGETS:
+                rows = decided(deciders, costs, budget)
+                test = result.sums.setdefault((kind, budget), Sums({}, {})).add(rows, truth, table)
                 if kind != AIMED:
-                    needed = validation[ARGMAX][1] - budget / 100 - 1e-12
-                    allowed = [row for row, (_, accuracy) in validation.items() if accuracy >= needed]
-                    picked = min(allowed, key=lambda row: validation[row][0])
-                    result.choices[budget].update(_right(test, picked))
+                    result.choices[budget].update(_right(test, _picked(given, costs, rows, budget)))
                     mixture = given.select(costs, budget)
                     result.choices[budget].update(f"member {name}" for name in mixture.selection.weights)
                     result.choices[budget]["views"] += len(mixture.views) > 1
-            if kind != AIMED and SHOWN in budgets:
-                sums = result.ingredients.setdefault(kind, Sums({}, {}))
-                sums.problems += 1
-                sums.add(ARGMAX, paid(top), given.right["test"])
-                for row, decider in given.ingredients.items():
-                    decided = decider(costs, SHOWN)("test")
-                    sums.add(row, paid(decided), (decided == truth).astype(np.float64))
-            if seed == 0 and kind != AIMED and name in CURVES and paid(top).any():
-                result.curves.extend(_curves(given, data, name, costs))
+            if kind != AIMED:
+                rows = decided(given.ingredients, costs, SHOWN)
+                result.ingredients.setdefault(kind, Sums({}, {})).add(rows, truth, table)
+                if seed == 0 and name in CURVES and table[truth, given.top("test")].any():
+                    result.curves.extend(_curves(given, data, name, costs))
     return result
+
+
+def _picked(given: Given, costs: CostMatrix, rows: Rows, budget: float) -> str:
+    """The row that is cheapest on validation of those within the budget."""
+    truth = given.labels("validation")
+    decided = {row: decide("validation") for row, decide in rows.items()}
+    needed = float((decided[ARGMAX] == truth).mean()) - budget / 100 - 1e-12
+    allowed = [row for row, found in decided.items() if float((found == truth).mean()) >= needed]
+    return min(allowed, key=lambda row: float(costs.values[truth, decided[row]].mean()))
 
 
 @lru_cache(maxsize=2)
@@ -213,11 +215,6 @@ def interval(values: Floats) -> tuple[float, float]:
     """The 95 % interval of their sum."""
     low, high = np.quantile(resamples(len(values)) @ values.astype(np.float32), [0.025, 0.975])
     return float(low), float(high)
-
-
-def _held_out(given: Given, costs: CostMatrix, top: Any) -> tuple[float, float]:
-    truth = given.labels("validation")
-    return float(costs.values[truth, top].mean()), float((top == truth).mean())
 
 
 def _right(test: Mapping[str, Floats], picked: str) -> Counter[str]:
@@ -263,7 +260,7 @@ def judge(
     library = read_library(folder, name)
     if library is None or not library.seeds:
         raise InputError(f"no complete baseline of {name} in {folder}; `csada study {name}` trains them")
-    judged: list[Judged] = []
+    judged: list[Tally] = []
     work = [delayed(judge_one)(name, folder, seed, source) for seed in library.seeds]
     with parallel_config("loky", inner_max_num_threads=1):
         for done in Parallel(min(jobs, len(work)), return_as="generator")(work):
@@ -277,7 +274,7 @@ def judge(
     return study
 
 
-def _summarise(study: Study, name: str, own: list[Judged]) -> None:
+def _summarise(study: Study, name: str, own: list[Tally]) -> None:
     present = [kind for kind in (*KINDS, AIMED) if any((kind, BUDGETS[0]) in each.sums for each in own)]
     for budget in BUDGETS:
         shares = {kind: Shares.of([(j.ids, s) for j in own if (s := j.sums.get((kind, budget)))]) for kind in present}

@@ -109,7 +109,7 @@ class Given:
 
     def average(self, names: Sequence[str], views: Sequence[str] | None = None) -> Mixture:
         """A fixed average, every network at its own temperature."""
-        selection = Selection({name: 1 / len(names) for name in names}, (), "fixed")
+        selection = Selection({name: 1 / len(names) for name in names}, ())
         return Mixture(selection, {n: self.temperatures[n] for n in names}, tuple(views or self.views))
 
     def mixed(self, mixture: Mixture) -> Scores:
@@ -118,12 +118,15 @@ class Given:
     def select(
         self, costs: CostMatrix, budget: float, views: Sequence[str] | None = None, part: str | None = None
     ) -> Mixture:
-        part = part or self.chooses(MEMBERS)
-        asked = costs.values.tobytes(), budget, views and tuple(views), part
-        if asked not in self._chosen:
+        return self._selected(costs, budget, views and tuple(views), part or self.chooses(MEMBERS))
+
+    @cached_property
+    def _selected(self) -> Callable[..., Mixture]:
+        def made(costs: CostMatrix, budget: float, views: Any, part: str) -> Mixture:
             members, truth = {name: self.scores[part][name] for name in MEMBERS}, self.labels(part)
-            self._chosen[asked] = select(members, truth, costs, budget=budget / 100, members=3, views=views)
-        return self._chosen[asked]
+            return select(members, truth, costs, budget=budget / 100, members=3, views=views)
+
+        return cache(made)
 
     def ruled(self, scores: Scores, part: str, calibration: str | None = None) -> Decider:
         """Under the rule as `choose` makes it on this part, the budget counted from the given model."""
@@ -163,18 +166,9 @@ class Given:
     def fixed(self, names: Sequence[str], views: Sequence[str] | None = None) -> Decider:
         return self.ruled(self._averages(tuple(names), tuple(views or self.views)), self.chooses(names))
 
-    def _averages(self, names: tuple[str, ...], views: tuple[str, ...]) -> Scores:
-        if (names, views) not in self._kept:
-            self._kept[names, views] = self.mixed(self.average(names, views))
-        return self._kept[names, views]
-
     @cached_property
-    def _chosen(self) -> dict[Any, Mixture]:
-        return {}
-
-    @cached_property
-    def _kept(self) -> dict[Any, Scores]:
-        return {}
+    def _averages(self) -> Callable[[tuple[str, ...], tuple[str, ...]], Scores]:
+        return cache(lambda names, views: self.mixed(self.average(names, views)))
 
     @property
     def ingredients(self) -> dict[str, Decider]:

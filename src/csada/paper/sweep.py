@@ -19,7 +19,7 @@ from csada.files import TEMPORARY, write_text
 from csada.folders import LOCK, OWN
 from csada.paper.record import BaselineResult, BaselineRun, Data, MethodRun, RecordFile, cost_matrix, written
 from csada.paper.run import BASELINES, Entry, Run, baseline_folder, execute, read_run
-from csada.paper.spec import Selection, Spec, baseline_configs, epochs, known_by, run_configs
+from csada.paper.spec import Portion, Spec, baseline_configs, epochs, known_by, run_configs
 from csada.reading import read_json
 from csada.workflow.engine import Engine, Progress, Task, Tell, alone, carry_out, reason
 
@@ -78,7 +78,7 @@ def run_experiment(
     results_dir: Path | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     all_pairs: bool = False,
-    only: Selection | None = None,
+    only: Portion | None = None,
     engine: Engine | None = None,
     limit_minutes: float | None = None,
     carried: Path | None = None,
@@ -95,7 +95,7 @@ def run_experiment(
     run is started.
     """
     deadline = math.inf if limit_minutes is None else time.time() + 60 * limit_minutes
-    only, engine, runs_dir = only or Selection(), engine or Engine(), runs_dir.resolve()
+    only, engine, runs_dir = only or Portion(), engine or Engine(), runs_dir.resolve()
     only.check(spec)
     data_dir = None if data_dir is None else Path(data_dir).expanduser().absolute()  # nodes have another working folder
     report = SweepReport()

@@ -142,7 +142,8 @@ def results(evidence: Evidence) -> list[str]:
         cells += [_cost(validation[row]), f"{100 * e.accuracy:.2f} %", _cost(e), _interval(e)]
         lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
     among = " of the rows that can refer cases" * evidence.must_refer
-    chosen = f"On validation the row in bold costs least{among} within {evidence.budget:g} points of accuracy."
+    chosen = f"On validation the row in bold costs least{among} within {evidence.budget:g} points of accuracy, counted as the "
+    chosen += "rows are saved; the numbers shown there are of rules that were fitted on the other samples."
     if evidence.limits is not None:
         chosen = "The row in bold is the cheapest rule that validation shows to keep the limits."
     if (judged := len(evidence.labels("validation"))) > evidence.samples["validation"]:

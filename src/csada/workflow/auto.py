@@ -29,7 +29,15 @@ from csada.errors import Diverged, InputError
 from csada.evaluation import Scores
 from csada.models.modes import borrowed_threads
 from csada.training import Epoch
-from csada.workflow.candidates import Candidate, candidates, no_restarts, student, train_ahead, train_candidates
+from csada.workflow.candidates import (
+    Candidate,
+    candidates,
+    epoch_seconds,
+    no_restarts,
+    student,
+    train_ahead,
+    train_candidates,
+)
 from csada.workflow.engine import Engine, Progress
 from csada.workflow.fit import Made, check_limits, checked, concluded
 from csada.workflow.folds import not_again, out_of_fold, scores_of
@@ -69,11 +77,11 @@ def auto(
 
     members: networks to average, at most. views: of each sample; where validation gains by them, all that training showed,
     unless given. single: what was chosen is distilled into one network that sees each sample once. epochs: of each training;
-    0 trains nothing and chooses views and rule. minutes: no training starts that would end later; else the candidates take
-    no more epochs than the given model did. With fewer than FEWEST validation samples, choices are made on out-of-fold scores
-    where the given model can be trained again; else only its rule is fitted. budget, refer, seen, checkpoints, on_epoch: as
-    for `improve`. engine: where candidates and folds are trained side by side, if there are checkpoints, without `minutes`,
-    told by on_progress; None: one after the other, here.
+    0 trains nothing and chooses views and rule. minutes: no training starts that would end later, or leave no time for the
+    student; else the candidates take no more epochs than the given model did. With fewer than FEWEST validation samples,
+    choices are made on out-of-fold scores where the given model can be trained again; else only its rule is fitted. budget,
+    refer, seen, checkpoints, on_epoch: as for `improve`. engine: where candidates and folds are trained side by side, if there
+    are checkpoints, without `minutes`, told by on_progress; None: one after the other, here.
     """
     if members < 1:
         raise InputError(f"members is {members}; 1 or more are needed")
@@ -109,11 +117,12 @@ def auto(
         if on_epoch is not None:
             on_epoch(line | {"epoch": len(history) + line["epoch"]}, total)
 
-    def left(share: int = 1) -> float | None:
-        return None if deadline is None else (deadline - time.monotonic()) / share
+    def left(share: int = 1, spared: float = 0.0) -> float | None:
+        return None if deadline is None else (deadline - time.monotonic() - spared) / share
 
     def trained(these: Sequence[Candidate], teacher: Any = None) -> Iterator[tuple[str, Member]]:
-        seconds = left(1 + folds)
+        later = learner.seconds(epoch_seconds(classifier, splits) or 0.0) if learner and teacher is None else 0.0
+        seconds = left(1 + folds, later)
         for each, member, lines in train_candidates(
             classifier, splits, these, seconds=seconds, checkpoints=checkpoints, on_epoch=told, teacher=teacher
         ):

@@ -21,7 +21,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from csada.errors import InputError
-from csada.files import printable
+from csada.files import printable, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -127,6 +127,14 @@ def show_files(files: list[Path]) -> None:
     say(*(f"wrote {file}" for file in files))
 
 
+def write(path: Path, text: str, flag: str = "--out") -> Path:
+    """A file that people open. Names of folders in it need not be text."""
+    try:
+        return write_text(path, text, errors="replace")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another place with {flag}") from None
+
+
 def show_table(headings: tuple[str, ...], rows: list[tuple[str, ...]], title: str | None = None) -> None:
     """The first column holds names."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=None if title is None else printable(title))
@@ -221,18 +229,33 @@ class Reading:
         return splits
 
 
-AS_IT_IS = Reading()
+@dataclass(frozen=True)
+class Judging(Reading):
+    """Also how a saved model is opened, and what the data may be to it."""
+
+    seen: Seen = "refuse"
+    trust: Trust = False
+    device: Device = "auto"
+
+    def opened(self, model: Path) -> Classifier:
+        from csada.classifier import Classifier
+
+        return Classifier.load(model, device=chosen_device(self.device), trust=self.trust)
+
+
+AS_IT_IS = Judging()
 
 
 def reads(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each field of its argument `reading` as an option, in that place."""
-    options = inspect.signature(Reading, eval_str=True).parameters
-    taken = inspect.signature(command, eval_str=True).parameters.values()
-    shown = [each for own in taken for each in (options.values() if own.name == "reading" else [own])]
+    taken = inspect.signature(command, eval_str=True).parameters
+    kind = taken["reading"].annotation
+    options = inspect.signature(kind, eval_str=True).parameters
+    shown = [each for own in taken.values() for each in (options.values() if own.name == "reading" else [own])]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        command(reading=Reading(**{name: values.pop(name) for name in options}), **values)
+        command(reading=kind(**{name: values.pop(name) for name in options}), **values)
 
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return run
@@ -244,12 +267,6 @@ def given(**options: Any) -> dict[str, Any]:
     if "ignore" in found:
         found["ignore"] = [name.strip() for text in found["ignore"] for name in text.split(",")]
     return found
-
-
-def opened(model: Path, device: str, trust: bool) -> Classifier:
-    from csada.classifier import Classifier
-
-    return Classifier.load(model, device=chosen_device(device), trust=trust)
 
 
 def chosen_engine(name: str, workers: int | None, per_run: str) -> Engine | None:

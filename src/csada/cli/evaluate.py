@@ -25,12 +25,9 @@ def evaluate(
         Option(metavar="auto|test|validation|train|all", help="Of the data; auto: all where they are new, else test."),
     ] = "auto",
     decision: Annotated[str, Option(metavar="own|argmax|rule", help="rule: least expected cost, calibrated.")] = "own",
-    reading: cli.Reading = cli.AS_IT_IS,
-    seen: cli.Seen = "refuse",
+    reading: cli.Judging = cli.AS_IT_IS,
     scores: Annotated[Path | None, Option(help="Also write the scores of all samples: a CSV for csada decide.")] = None,
     force: cli.Force = False,
-    trust: cli.Trust = False,
-    device: cli.Device = "auto",
     as_json: cli.AsJson = False,
 ) -> None:
     """What a saved model gets wrong on data, old or new, and what it costs.
@@ -50,13 +47,13 @@ def evaluate(
 
     if scores is not None:
         replaceable(scores, "table of scores", force=force)
-    classifier = cli.opened(model, device, trust)
+    classifier = reading.opened(model)
     if costs is None and classifier.costs is None:
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
     splits = reading.load(data, classifier)
     table = None if costs is None else costs_for(costs, classifier.classes)
     part, why = part_for(classifier, splits, decision) if part == "auto" else (part, "")
-    e, told, known = judge(classifier, splits, table, part, decision, seen=seen)
+    e, told, known = judge(classifier, splits, table, part, decision, seen=reading.seen)
     if scores is not None:
         write_scores(classifier, splits, scores)
         cli.note(f"wrote {scores}")
@@ -220,7 +217,6 @@ def report(
     Example: csada report out/fitted --out report.html
     """
     from csada.classifier import described
-    from csada.files import write_text
     from csada.report.card import verdict
     from csada.report.page import page
     from csada.workflow.check import latest
@@ -232,10 +228,7 @@ def report(
         )
     target, shown = out or folder / "report.html", folder.name if folder.is_absolute() else str(folder)
     replaceable(target, "page", force=force)
-    try:
-        write_text(target, page(evidence, shown, latest(folder)), errors="replace")  # names of folders need not be text
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror}; choose another place with --out") from None
+    cli.write(target, page(evidence, shown, latest(folder)))
     if as_json:
         found = {"report": str(target), "chosen": evidence.chosen, "verdict": verdict(evidence)}
         cli.show_json(found | {"rows": cli.row_numbers(evidence)})

@@ -9,7 +9,7 @@ from typer import Argument, Exit, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
-from csada.files import replaceable, write_text
+from csada.files import replaceable
 from csada.folders import CONFIG, reserved
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def monitor(
     if recalibrate is not None:
         written.append(late.recalibrate(model, log, found.offer, recalibrate, trust=trust))
     if out is not None:
-        written.append(write_text(out, page(found)))
+        written.append(cli.write(out, page(found)))
     newest = found.newest
     if suggest_priors is not None or reweight is not None:
         cli.warn(*filter(None, [workflow.unseen(found)]), style=None)

@@ -447,6 +447,36 @@ def test_no_command_overwrites_a_file_of_others_unless_told_to(tmp_path, monkeyp
             assert inside(*words).returncode in (0, 3), name
 
 
+def test_a_file_of_others_that_resembles_one_of_csada_stays(tmp_path):
+    """Scores of one's own model, frequencies by hand, decisions of another program, any figure of Matplotlib: all were lost."""
+    from matplotlib.figure import Figure
+
+    texts = {
+        "scores": ("table of scores", "id,label,p:a,p:b\n1,a,0.5,0.5\n"),
+        "parts": ("table of scores", "id,label,part,p:a,p:b\n1,a,test,0.5,0.5\n"),
+        "frequencies": ("table of frequencies", "class,frequency\na,0.5\nb,0.5\n"),
+        "lines": ("table of decisions", '{"file": "a.png", "label": "cat"}\n'),
+        "rows": ("table of decisions", "row,class,probability\n1,cat,0.5\n"),
+        "figure.png": ("figure", ""),
+        "figure.svg": ("figure", ""),
+    }
+    for name, (kind, text) in texts.items():
+        if kind == "figure":
+            Figure().savefig(tmp_path / name)
+        else:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=f"{name} is there already and not a {kind} of csada; --force"):
+            files.replaceable(tmp_path / name, kind)
+
+
+def test_a_place_that_is_no_plain_file_is_named(tmp_path):
+    """The line did not say which."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "c.csv").write_text("truth,predicted,cost\n*,*,1\na,b,2\n")
+    done = inside("decide", tmp_path / "c.csv", "--costs", "uniform", "--out", tmp_path / "pipe")
+    assert done.returncode == 1 and f"{tmp_path / 'pipe'}: not a regular file" in done.stderr
+
+
 def test_a_picture_is_read_up_to_its_bound(tmp_path, monkeypatch):
     Image.new("L", (300, 300)).save(tmp_path / "a.png")
     monkeypatch.setenv("CSADA_BOUNDS", "pixels=50000")

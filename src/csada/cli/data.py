@@ -61,7 +61,7 @@ def data_show(
         shown = splits.classes[:PICTURED]
         first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(shown))]
         pictures = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
-        files = save(examples_figure(pictures, shown, columns=5), figure, formats)
+        files = save(examples_figure(pictures, shown, columns=5), figure, formats, Title="csada data show")
         if len(shown) < len(splits.classes):
             cli.note(f"the figure shows the first {len(shown)} of {len(splits.classes):,} classes")
         cli.show_files([] if as_json else files)

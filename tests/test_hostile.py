@@ -469,6 +469,14 @@ def test_a_file_of_others_that_resembles_one_of_csada_stays(tmp_path):
             files.replaceable(tmp_path / name, kind)
 
 
+@pytest.mark.parametrize(("name", "why"), [(".", "is a folder; name the file"), ("x.toml", "it ends in .png, .svg")])
+def test_a_figure_is_a_picture_in_a_file(tmp_path, monkeypatch, name, why):
+    """Both were a traceback, the second one after all images had been decoded."""
+    monkeypatch.chdir(tmp_path)
+    assert why in refused("data", "show", "digits", "--figure", name)
+    assert inside("data", "show", "digits", "--figure", "x.pdf").returncode == 0 and os.listdir(tmp_path) == ["x.pdf"]
+
+
 def test_a_place_that_is_no_plain_file_is_named(tmp_path):
     """The line did not say which."""
     os.mkfifo(tmp_path / "pipe")

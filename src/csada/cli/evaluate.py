@@ -130,11 +130,10 @@ def compare(
         plan = planned.plan
         *_, height, width = (0, *plan.shape)
         what = f"images of {height} x {width} pixels" if len(plan.shape) == 3 else f"rows of {width} numbers"
-        cli.warn(
+        cli.note(
             f"{planned.data}: {what}, {plan.model}; {seeds} baseline{'s' * (seeds > 1)} and {len(plan.methods)} "
             f"method{'s' * (len(plan.methods) > 1)} on each: {seeds * (1 + len(plan.methods))} trainings, "
-            f"{seeds * plan.epochs:,} epochs",
-            style=None,
+            f"{seeds * plan.epochs:,} epochs"
         )
 
     try:
@@ -164,9 +163,8 @@ def compare(
             engine=cli.chosen_engine(engine, workers, per_run),
             on_progress=update,
             on_start=announce,
-            on_estimate=lambda s: cli.warn(
-                f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch",
-                style=None,
+            on_estimate=lambda s: cli.note(
+                f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch"
             ),
             **cli.given(size=size, label=label, ignore=ignore),
         )
@@ -216,13 +214,12 @@ def report(
 
     Example: csada report out/fitted --out report.html
     """
-    from csada.classifier import described
+    from csada.classifier import deployed
     from csada.report.card import verdict
     from csada.report.page import page
     from csada.workflow.check import latest
 
-    _, evidence = described(folder)
-    if evidence is None:
+    if (evidence := deployed(folder).evidence) is None:
         raise InputError(
             f"{folder} was trained but not fitted to costs; run csada fit, then csada report on its folder"
         )

@@ -216,7 +216,7 @@ def tune(
     from csada.workflow.settings import costs_for
 
     if workflow.optuna_version() is None:
-        cli.warn("settings are drawn at random; install 'csada[tune]' for a guided search", style=None)
+        cli.note("settings are drawn at random; install 'csada[tune]' for a guided search")
     start = reading.opened(model)
     splits = reading.load(data, start, flip=flip)
     with cli.progress("training") as update:

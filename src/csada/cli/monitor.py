@@ -85,7 +85,7 @@ def monitor(
         written.append(cli.write(out, page(found)))
     newest = found.newest
     if suggest_priors is not None or reweight is not None:
-        cli.warn(*filter(None, [workflow.unseen(found)]), style=None)
+        cli.note(*filter(None, [workflow.unseen(found)]))
     if as_json:
         alarm = {"alarms": newest.alarms, "period": newest.name, "trusted": newest.trusted} if newest else {}
         told = replace(found, offer=found.offer and replace(found.offer, samples=None))

@@ -273,8 +273,7 @@ def all_whole(runs: Sequence[SeedRun], told: Comparison) -> bool:
 
     def counted(run: SeedRun, part: str) -> bool:
         counts = run.confusion.get(part, [])
-        square = [len(row) for row in counts] == [k] * k
-        return square and min(map(min, counts)) >= 0 and 0 < sum(map(sum, counts)) < MOST
+        return [*map(len, counts)] == [k] * k and min(map(min, counts)) >= 0 and 0 < sum(map(sum, counts)) < MOST
 
     return (
         sorted(rows) == sorted((run.seed, run.row) for run in runs)

@@ -24,18 +24,8 @@ from csada.reading import read_bytes
 HUB = "hub:"  # hub:timm/resnet34.a1_in1k is a repository on the Hugging Face hub
 WEIGHTS = "model.safetensors"
 DAMAGED = (  # what reading tensors raises
-    *(
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        MemoryError,
-    ),
-    *(ImportError, AssertionError, RecursionError, pickle.UnpicklingError, zipfile.BadZipFile),
+    *(OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, MemoryError),
+    *(ImportError, AssertionError, SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile),
 )
 
 

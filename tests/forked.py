@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import pkgutil
 import resource
@@ -34,6 +35,15 @@ def warm_up() -> None:
             import_module(found.name)
     gc.collect()
     gc.freeze()
+
+
+def state_of_code(*more: Path) -> str:
+    """A hash of all of csada, and of what else a record is about: it holds for that code alone."""
+    root, said = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for file in sorted({*(root / "src" / "csada").rglob("*"), Path(__file__).resolve(), *more}):
+        if file.is_file() and "__pycache__" not in file.parts:
+            said.update(file.read_bytes())
+    return said.hexdigest()
 
 
 def start(

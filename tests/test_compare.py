@@ -159,6 +159,37 @@ def test_other_settings_do_not_overwrite_a_comparison(tmp_path):
     assert "--out" in refused("compare", *words)
 
 
+def test_a_comparison_whose_runs_are_not_whole_is_refused(tmp_path):
+    """Ragged or negative counts, a row without its partner, an unknown one: each was a traceback or a wrong mean."""
+    words = ("compare", "toy", "--costs", "uniform", "--methods", "penalty", *QUICK, "--seeds", "1", "--out", tmp_path)
+    assert inside(*words).returncode == 0
+    file = tmp_path / "compare.json"
+    whole = json.loads(file.read_text())
+
+    def said(change):
+        runs = json.loads(json.dumps(whole["runs"]))
+        change(runs)
+        file.write_text(json.dumps(whole | {"runs": runs}))
+        return refused(*words)
+
+    for change in (
+        lambda runs: runs[0]["confusion"]["test"][1].pop(),
+        lambda runs: runs[0]["confusion"].pop("test"),
+        lambda runs: runs[0]["confusion"]["validation"][0].__setitem__(0, -3),
+        lambda runs: runs[2]["confusion"]["test"][0].__setitem__(0, 2**50),
+        lambda runs: runs[0].update(diverged=3, confusion={}),
+        lambda runs: runs[2].update(row="strange"),
+        lambda runs: runs[2].update(row="penalty + rule"),
+        lambda runs: runs[2].update(seed=-1),
+        lambda runs: runs.pop(1),
+        lambda runs: runs.append(runs[0]),
+    ):
+        assert "its runs are not all whole rows of counts; give another --out" in said(change)
+    assert "confusion.test is 'x'; a list" in said(lambda runs: runs[0]["confusion"].update(test="x"))
+    file.write_text(json.dumps(whole))
+    assert inside(*words).returncode == 0
+
+
 def test_two_comparisons_at_once_do_not_write_to_the_same_folder(tmp_path):
     words = ("compare", "digits", "--costs", "uniform", "--methods", "penalty", "--out")
     with locked(tmp_path / "out") as mine:

@@ -150,6 +150,13 @@ def test_costs_in_another_order_are_put_in_order():
 # -- bounds ------------------------------------------------------------------------------------------------
 
 
+def test_the_table_of_bounds_is_that_of_the_code():
+    text = (Path(__file__).parents[1] / "docs" / "bounds.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+)( [MG]iB)? \|", text, re.MULTILINE)
+    units = {"": 1, " MiB": 2**20, " GiB": 2**30}
+    assert {name: int(number.replace(",", "")) * units[unit] for name, number, unit in rows} == csada.bounds.BOUNDS
+
+
 def test_what_is_nested_too_deep_is_refused(tmp_path):
     """Values of 900 levels passed, and whoever showed or walked them had no stack left."""
     assert parse_json("[" * 100 + "]" * 100, "x") and parse_json("1", "x") == 1

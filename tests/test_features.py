@@ -1,6 +1,7 @@
 """A head on the features of a frozen backbone: trained and fitted in feature space, used on images."""
 
 import csv
+import os
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 from test_cli import inside, refused
 
 from csada import Classifier, data
+from csada.data.cache import seal, sealed
 from csada.models.featured import Featured
 from csada.workflow.features import lowered
 from csada.workflow.train import train
@@ -51,10 +53,33 @@ def test_the_backbone_stays_as_it_was_and_the_classifier_takes_images(folder, tm
 
 def test_head_and_whole_agree_and_features_are_computed_once(folder):
     whole = Classifier.load(folder / "fitted")
-    before = set((folder / "cache").glob("*.npy"))
+    before = set((folder / "cache").glob("*.features"))
     head, features, _ = lowered(whole, data.load("digits"))
-    assert set((folder / "cache").glob("*.npy")) == before and len(before) == 3
+    assert set((folder / "cache").glob("*.features")) == before and len(before) == 3
     assert np.allclose(head.logits(features.test.x), whole.logits(data.load("digits").test.x), atol=1e-4)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "an array of another kind", "a zip", "a pipe"])
+def test_damaged_features_are_computed_again(folder, damage):
+    """Another kind of array and a ZIP file were a traceback, a pipe was waited for, a flipped bit other features."""
+    whole, digits = Classifier.load(folder / "fitted"), data.load("digits")
+    _, before, _ = lowered(whole, digits)
+    for file in (folder / "cache").glob("*.features"):
+        content = file.read_bytes()
+        file.unlink()
+        if damage == "a pipe":
+            os.mkfifo(file)
+        elif damage == "flipped":
+            file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        elif damage == "short":
+            seal(file, content[32:-4])
+        else:
+            with file.open("wb") as out:
+                save = np.savez if damage == "a zip" else np.save
+                save(out, np.full(before.train.x.shape, "x"))
+    _, after, _ = lowered(whole, digits)
+    assert torch.equal(after.test.x, before.test.x) and torch.equal(after.train.x, before.train.x)
+    assert all(sealed(file) is not None for file in (folder / "cache").glob("*.features"))
 
 
 def test_report_and_card_say_that_attacks_live_in_feature_space(folder, tmp_path):

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from csada.decisions.limits import Limits, Pair
 from csada.errors import InputError, RunError
 from csada.files import TEMPORARY, printable, whole
 from csada.models.saved import signature
-from csada.reading import build
+from csada.reading import build, plain
 from csada.report.page import page
 from csada.rows import as_written, cell, read_rows
 from csada.workflow.check import read_groups
@@ -370,9 +371,11 @@ def test_text_that_is_no_unicode_is_refused_at_the_door():
 
 
 def test_a_report_of_a_thousand_classes_can_be_opened():
-    """It had 213 MB."""
+    """It had 213 MB, and what was saved of it as JSON 104 MB."""
     names = [f"class {i}" for i in range(1000)]
-    text = page(made_evidence(classes=names, samples=2000, pictures=False))
+    evidence = made_evidence(classes=names, samples=2000, pictures=False)
+    assert len(json.dumps(plain(replace(evidence, arrays={})))) < 100_000
+    text = page(evidence)
     assert len(text) < 5_000_000 and text.count("The map shows 60 of 1,000 classes") == 2
     evidence = made_evidence(classes=names[:60], samples=200, pictures=False)
     assert "The map shows" not in page(evidence)
@@ -445,6 +448,44 @@ def test_no_command_overwrites_a_file_of_others_unless_told_to(tmp_path, monkeyp
             assert notes.read_bytes() != b"mine"
         if name not in ("predict --log", "costs new"):  # its own file is replaced without a word
             assert inside(*words).returncode in (0, 3), name
+
+
+def test_a_file_of_others_that_resembles_one_of_csada_stays(tmp_path):
+    """Scores of one's own model, frequencies by hand, decisions of another program, any figure of Matplotlib: all were lost."""
+    from matplotlib.figure import Figure
+
+    texts = {
+        "scores": ("table of scores", "id,label,p:a,p:b\n1,a,0.5,0.5\n"),
+        "parts": ("table of scores", "id,label,part,p:a,p:b\n1,a,test,0.5,0.5\n"),
+        "frequencies": ("table of frequencies", "class,frequency\na,0.5\nb,0.5\n"),
+        "lines": ("table of decisions", '{"file": "a.png", "label": "cat"}\n'),
+        "rows": ("table of decisions", "row,class,probability\n1,cat,0.5\n"),
+        "figure.png": ("figure", ""),
+        "figure.svg": ("figure", ""),
+    }
+    for name, (kind, text) in texts.items():
+        if kind == "figure":
+            Figure().savefig(tmp_path / name)
+        else:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=f"{name} is there already and not a {kind} of csada; --force"):
+            files.replaceable(tmp_path / name, kind)
+
+
+@pytest.mark.parametrize(("name", "why"), [(".", "is a folder; name the file"), ("x.toml", "it ends in .png, .svg")])
+def test_a_figure_is_a_picture_in_a_file(tmp_path, monkeypatch, name, why):
+    """Both were a traceback, the second one after all images had been decoded."""
+    monkeypatch.chdir(tmp_path)
+    assert why in refused("data", "show", "digits", "--figure", name)
+    assert inside("data", "show", "digits", "--figure", "x.pdf").returncode == 0 and os.listdir(tmp_path) == ["x.pdf"]
+
+
+def test_a_place_that_is_no_plain_file_is_named(tmp_path):
+    """The line did not say which."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "c.csv").write_text("truth,predicted,cost\n*,*,1\na,b,2\n")
+    done = inside("decide", tmp_path / "c.csv", "--costs", "uniform", "--out", tmp_path / "pipe")
+    assert done.returncode == 1 and f"{tmp_path / 'pipe'}: not a regular file" in done.stderr
 
 
 def test_a_picture_is_read_up_to_its_bound(tmp_path, monkeypatch):
@@ -556,6 +597,7 @@ except InputError as error:
     [
         ("[train]\nseed = -1", "seed must be from 0 to"),
         ("[train]\nseed = 1.5", "[train] seed is 1.5; a whole number is needed"),
+        ("[train]\nepochs = 1.5", "[train] epochs is 1.5; a whole number is needed"),
         ("[train]\nepochs = []", "[train] epochs is []; a whole number is needed"),
         ("[train]\nepochs = 99999999999999999999", "a whole number of at most 64 bits is needed"),
         (f"[train]\nmodel = '{'x' * 5000}'", "unknown model 'xxx"),

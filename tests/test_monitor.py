@@ -270,8 +270,8 @@ def test_monitor_tells_cost_pairs_and_frequencies_and_ends_well(folder, log, tmp
     np.testing.assert_allclose(last["frequencies"], [0.55, 0.25, 0.15, 0.05], atol=0.08)
     np.testing.assert_allclose(last["frequencies"], last["frequencies_by_counts"], atol=0.05)
     rows = [line.split(",") for line in (tmp_path / "priors.csv").read_text().splitlines()]
-    assert rows[0] == ["class", "frequency"] and [name for name, _ in rows[1:]] == list(CLASSES)
-    assert sum(float(share) for _, share in rows[1:]) == pytest.approx(1, abs=1e-5)
+    assert rows[0] == ["class", "frequency", "period"] and [name for name, *_ in rows[1:]] == list(CLASSES)
+    assert sum(float(share) for _, share, _ in rows[1:]) == pytest.approx(1, abs=1e-5)
 
 
 def test_alarms_are_rules_of_the_project_and_set_the_exit_code(folder, log, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from test_cli import csada, inside, refused
 from typer.main import get_command
 
 from csada import Classifier, CostMatrix, InputError
-from csada.classifier import described
+from csada.classifier import deployed
 from csada.cli import app
 from csada.cli.project import known_settings
 from csada.workflow.project import choose, read
@@ -200,7 +200,7 @@ def told(root, *words):
 def test_of_two_models_the_cheaper_on_validation_is_taken_and_named(both, command):
     words = [command, *(["zero.png", "--out", "rows.csv"] if command == "predict" else [])]
     Image.new("L", (8, 8)).save(both / "zero.png")
-    costs = [described(both / name)[1] for name in ("tuned/model", "model")]
+    costs = [deployed(both / name).evidence for name in ("tuned/model", "model")]
     was = [100 * e.validation[e.chosen].mean_cost for e in costs]
     assert was[0] < was[1]
     assert told(both, *words) == [

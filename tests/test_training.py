@@ -335,6 +335,7 @@ def changed(place, value):
         changed(["model", "0.weight"], lambda w: w[:1].clone()),
         changed(["model", "0.weight"], lambda w: w.to_sparse()),
         changed(["model", "0.weight"], lambda w: w * torch.nan),
+        changed(["model", "0.weight"], lambda w: torch.ones(1).expand(2**30, 2**20)),
         changed(["model", "strange"], torch.zeros(1)),
         changed(["optimizer"], {}),
         changed(["optimizer", "state"], {}),

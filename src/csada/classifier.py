@@ -38,14 +38,13 @@ from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Evidence, Training, arrays_of, costs_in
 from csada.folders import CHANGES, CONFIG, replaced
 from csada.logbook import Log
-from csada.manifest import ARRAYS, FORMAT, Manifest, complete, deployed, described
+from csada.manifest import ARRAYS, FORMAT, Manifest, complete, deployed, read_manifest
 from csada.metrics import REFER, Evaluation
 from csada.models.members import Member, as_network, check_members, check_views
 from csada.models.saved import (
     check_architectures,
     fingerprint,
     load_members,
-    read_signed,
     read_tensors,
     save_members,
     signature,
@@ -56,7 +55,7 @@ from csada.report.card import card
 if TYPE_CHECKING:
     from csada.shipping.export import Exported
 
-__all__ = ["Classifier", "Input", "Member", "deployed", "described"]
+__all__ = ["Classifier", "Input", "Member", "deployed"]
 
 SHARED = ("input", "classes", "decision", "views", "training", "allowed_views")  # as they are in model.json
 
@@ -365,7 +364,7 @@ class Classifier:
         check_architectures(self.members, len(self.classes))
         outdated: list[str] = []
         with suppress(InputError):  # no model there yet, or none that can be read
-            outdated = [member.file for member in read_signed(Path(folder), Manifest, FORMAT).members]
+            outdated = [member.file for member in read_manifest(Path(folder)).members]
         arrays: dict[str, Any] = {"trained_on": self.trained_on}
         if self.costs is not None:
             arrays |= arrays_of(self.costs)
@@ -394,7 +393,7 @@ class Classifier:
     ) -> Classifier:
         """trust=True lets the folder name a factory of its own, which is code that runs."""
         folder = Path(folder)
-        manifest = read_signed(folder, Manifest, FORMAT)
+        manifest = read_manifest(folder)
         arrays = read_tensors(folder / ARRAYS, manifest.arrays, load_arrays)
         members = load_members(manifest.members, folder, len(manifest.classes), device, trust)
         where, facts = str(folder / CONFIG), {name: getattr(manifest, name) for name in SHARED}

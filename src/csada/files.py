@@ -30,12 +30,15 @@ KINDS = {  # of files that commands write: a name, and what one of csada's begin
     "page": ("page.html", re.compile(rb'<meta name="generator" content="csada">')),
     "table of decisions": (
         "decisions.csv",
-        re.compile(rb'^"?(row|file)"?,class,probability|^id,predicted,expected_cost,referred|^{"(row|file)": '),
+        re.compile(
+            rb"^(row|file),class,probability,expected_cost,refer|^id,predicted,expected_cost,referred"
+            rb'|^{"(row|file)": ("([^"\\]|\\.)*"|\d+), "(class|error)": '
+        ),
     ),
-    "table of scores": ("scores.csv", re.compile(rb"^id,label,(part,)?[pz]:")),
-    "table of frequencies": ("priors.csv", re.compile(rb"^class,frequency\r?\n")),
+    "table of scores": ("scores.csv", re.compile(rb"^id,label,part,z:")),
+    "table of frequencies": ("priors.csv", re.compile(rb"^class,frequency,period\n")),
     "JUnit file": ("check.xml", re.compile(rb'<testsuite name="csada check"')),
-    "figure": ("figure.png", re.compile(rb"[Mm]atplotlib")),
+    "figure": ("figure.png", re.compile(rb"csada data show")),
     "record": ("record.json", re.compile(rb'^{\s+"datasets"')),
     "model": ("model.onnx", re.compile(rb"(?!)")),  # its description may be anywhere in it
 }
@@ -144,9 +147,9 @@ def regular(path: StrPath, largest: float = math.inf) -> Path:
     """The path of a plain file. OSError for a pipe or a device, which may never end, and for more than `largest` bytes."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file")
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     if found.st_size > largest:
-        raise OSError(errno.EFBIG, f"more than {largest:,} bytes")
+        raise OSError(errno.EFBIG, f"more than {largest:,} bytes", str(path))
     return Path(path)
 
 
@@ -166,4 +169,4 @@ def read_bytes(path: StrPath, largest: int = 1 << 30) -> bytes:
     try:
         return regular(path, largest).read_bytes()
     except MemoryError:
-        raise OSError(errno.ENOMEM, "it does not fit into memory") from None
+        raise OSError(errno.ENOMEM, "it does not fit into memory", str(path)) from None

@@ -16,7 +16,9 @@ from csada.data.stored import Input
 from csada.decisions import Decision
 from csada.errors import InputError
 from csada.evidence import Evidence, Training
-from csada.models.saved import SavedMember, check_files, fingerprint, read_signed, read_tensors
+from csada.folders import CONFIG
+from csada.models.saved import SavedMember, check_files, fingerprint, read_tensors, signature
+from csada.reading import build, parse_json, read_text
 
 FORMAT = 2
 ARRAYS = "arrays.safetensors"
@@ -34,7 +36,7 @@ class Deployed(NamedTuple):
 
 def deployed(folder: str | os.PathLike[str]) -> Deployed:
     """Without reading or building its network."""
-    found = read_signed(folder := Path(folder), Manifest, FORMAT)
+    found = read_manifest(folder := Path(folder))
     arrays = read_tensors(folder / ARRAYS, found.arrays, load_arrays)
     costs = arrays.get("costs", CostMatrix.uniform(len(found.classes)).values)
     try:
@@ -42,12 +44,6 @@ def deployed(folder: str | os.PathLike[str]) -> Deployed:
         return Deployed(known, found.classes, found.decision, found.training, complete(found.evidence, arrays))
     except InputError as error:
         raise InputError(f"{folder}: {error}; fit the model again") from None
-
-
-def described(folder: str | os.PathLike[str]) -> tuple[Training | None, Evidence | None]:
-    """How a saved classifier was trained and what is known about it."""
-    found = deployed(folder)
-    return found.training, found.evidence
 
 
 def complete(evidence: Evidence | None, arrays: Mapping[str, Any]) -> Evidence | None:
@@ -71,3 +67,21 @@ class Manifest:
 
     def __post_init__(self) -> None:
         check_files(self.members)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    file = folder / CONFIG
+    if not file.exists():
+        raise InputError(f"{folder} is no saved model: it has no {CONFIG}; csada train and csada fit write one")
+    values = parse_json(read_text(file), str(file))
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != FORMAT:
+        raise InputError(
+            f"{file} is of format {found!r}, this version of csada reads {FORMAT}; train the model again with csada train"
+        )
+    if values.pop("sha256", None) != signature(values):
+        raise InputError(
+            f"{file} was changed after it was written; copy the whole folder again, or fit the model again"
+        )
+    manifest: Manifest = build(Manifest, values, str(file))
+    return manifest

@@ -73,11 +73,10 @@ def parse_json(text: str, where: str) -> Any:
         return number
 
     try:
-        return shallow(json.loads(text, parse_constant=finite, parse_float=finite), where)
+        found = json.loads(text, parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{where} is damaged: {_line(error)}") from None
+    return shallow(found, where)
 
 
 def shallow(value: T, where: str) -> T:
@@ -98,16 +97,14 @@ def _deep(where: str) -> InputError:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    text = read_text(path)
+    if re.search(DOTTED + f"{{{most('levels')}}}", text):  # tomllib's time has the square of them
+        raise _deep(str(path))
     try:
-        if re.search(
-            DOTTED + f"{{{most('levels')}}}", text := read_text(path)
-        ):  # tomllib's time has the square of them
-            raise _deep(str(path))
-        return shallow(tomllib.loads(text), str(path))
+        found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path} is no TOML file: {_line(error)}") from None
+    return shallow(found, str(path))
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
@@ -140,7 +137,10 @@ def build(kind: Any, value: Any, where: str) -> Any:
         values = fields_from(kind, _table(value, kind, where), where)
         if missing := [name for name, needed in _needed(kind).items() if needed and name not in values]:
             raise InputError(f"{where}: {missing[0]} is missing")
-        return _named(where, lambda given: kind(**given), values)
+        try:
+            return kind(**values)
+        except ValueError as error:  # what a class itself says of its values, with the place before it
+            raise InputError(f"{where}: {_line(error)}") from None
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value) if _among(value, [each.value for each in kind]) else refuse(value, kind, where)
     return _scalar(kind, value, where)
@@ -264,14 +264,6 @@ def _table(value: Any, kind: Any, where: str) -> Mapping[str, Any]:
 
 def _among(value: Any, known: Sequence[Any]) -> bool:
     return any(type(value) is type(each) and value == each for each in known)
-
-
-def _named(where: str, make: Any, value: Any) -> Any:
-    """What a class itself says of its values, with the place before it."""
-    try:
-        return make(value)
-    except (InputError, ValueError) as error:
-        raise InputError(f"{where}: {_line(error)}") from None
 
 
 @cache

@@ -51,7 +51,7 @@ COMMANDS: dict[str, Command] = {
         (),
         progress=("out/all",),
     ),
-    "evaluate": Command("evaluate model table.csv --scores scores.csv --seen keep", ("scores.csv",)),
+    "evaluate": Command("evaluate model table.csv --scores scores.csv --force --seen keep", ("scores.csv",)),
     "check": Command(
         "check checked table.csv --criteria limits.toml --junit out/check.xml",
         ("checked/checks.json", "checked/README.md", "out/check.xml"),
@@ -65,8 +65,8 @@ COMMANDS: dict[str, Command] = {
         log="decisions.jsonl",
     ),
     "monitor": Command(
-        "monitor model decisions.jsonl --every 90 --no-change --out monitor.html --suggest-priors priors.csv",
-        ("monitor.html", "priors.csv"),
+        "monitor model decisions.jsonl --every 90 --no-change --out monitor.html --suggest-priors out/new.csv",
+        ("monitor.html", "out/new.csv"),
     ),
     "monitor/recalibrate": Command(
         "monitor model decisions.jsonl --every 90 --labels late.csv --recalibrate out/new", ("out/new",)

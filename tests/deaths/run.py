@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -402,7 +402,7 @@ def write_template(root: Path) -> Path:
 
     template = root / "good"
     good.write(template, run)
-    for name in ("mnist", "cifar", "csada.toml"):  # large, or settings that nobody asks for
+    for name in (*good.LARGE, "csada.toml"):  # settings that nobody asks for
         path = template / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for words in (
@@ -454,12 +454,12 @@ def record(path: Path, seed: int, tallies: dict[str, Tally], tried: dict[str, in
         "temporary_files_left_after_the_second_start": sum("left: " in line for line in wrong),
         "other_failures": sum(not re.search("differs: |corrupt: |left: ", line) for line in wrong),
     }
-    about = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "seed": seed, "csada": __version__}
+    here = Path(__file__).resolve().parents[1]
+    code = forked.state_of_code(*here.glob("deaths/*.py"), *here.glob("fuzz/*.py"))
+    about = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "code": code, "seed": seed, "csada": __version__}
     about |= {"python": platform.python_version()} | sums | {"also_tried": tried, "write_nothing": NOTHING}
-    commands = {
-        name: {"words": COMMANDS[name].words, "kills": tally.kills.total(), **asdict(tally)}
-        for name, tally in tallies.items()
-    }
+    about |= {"left_out": sorted(COMMANDS.keys() - tallies.keys())}
+    commands = {name: {"words": COMMANDS[name].words, **vars(tally)} for name, tally in tallies.items()}
     write_json(path, about | {"commands": commands})
 
 

@@ -283,6 +283,16 @@ def torch_of(path: Path, rng: Random) -> str:
     return told
 
 
+def sealed_of(path: Path, rng: Random) -> str:
+    """An entry of the cache, changed by somebody who can compute its hash."""
+    content = bytearray(path.read_bytes()[32:])
+    for _ in range(rng.choice((1, 10, 1000))):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+    content = content[: rng.choice((None, None, rng.randrange(len(content))))]
+    path.write_bytes(hashlib.sha256(content).digest() + content)
+    return f"sealed {len(content)}"
+
+
 def tensor_in(table: dict[Any, Any], rng: Random) -> str:
     """A tensor of another kind or shape, under the same name or another."""
     import torch

@@ -17,7 +17,9 @@ from changes import summed
 from PIL import Image
 
 import csada
+from csada.data import cifar10, pmi
 
+LARGE = ("mnist", "cifar", "jpegs", "pills")  # folders; a case of another file does without them
 TOML = """\
 data = "table.csv"
 costs = "costs.csv"
@@ -118,6 +120,11 @@ def write(root: Path, run: Callable[[list[str], Path], tuple[int, float]]) -> No
     _answers(root)
     _mnist(root / "mnist", draw)
     _cifar(root / "cifar", draw)
+    _jpegs(root / "jpegs", picture)
+    for part in ("train", "valid", "test"):
+        for ndc in pmi.CLASSES:
+            (root / "pills" / part / ndc).mkdir(parents=True)
+            picture.save(root / "pills" / part / ndc / "0.jpg")
     (root / "late.csv").write_text("id,label\n" + "".join(f"s{i},{('low', 'mid', 'high')[i % 3]}\n" for i in range(90)))
     with tarfile.open(root / "shard.tar", "w") as tar:
         tar.add(root / "photos", "")
@@ -210,6 +217,18 @@ def _cifar(folder: Path, draw: np.random.Generator) -> None:
             tar.addfile(info, io.BytesIO(content))
     with tarfile.open(folder / "cifar-10-python.tar.gz") as tar:
         tar.extractall(folder, filter="data")
+
+
+def _jpegs(folder: Path, picture: Image.Image) -> None:
+    """The archive of CIFAR-10 as JPEG files; 5,000 of them are for validation."""
+    folder.mkdir()
+    picture.save(packed := io.BytesIO(), "jpeg")
+    with tarfile.open(folder / cifar10.JPEG_ARCHIVE, "w:xz", preset=0) as tar:
+        for part, n in (("train", 5020), ("test", 20)):
+            for i in range(n):
+                info = tarfile.TarInfo(f"{part}/{cifar10.CLASSES[i % 10]}/{i:04}.jpg")
+                info.size = len(packed.getvalue())
+                tar.addfile(info, io.BytesIO(packed.getvalue()))
 
 
 def _measured(root: Path) -> None:

@@ -27,6 +27,7 @@ from changes import (
     packed_of,
     parquet_of,
     png_of,
+    sealed_of,
     tar_of,
     tensors_of,
     toml_of,
@@ -215,6 +216,8 @@ READERS: dict[str, Reader] = {
         "cifar/cifar-10-python.tar.gz", ("data show cifar10 --data-dir archive",), any_of(packed_of)
     ),
     "cifar batch": Reader("cifar/cifar-10-batches-py/data_batch_1", ("data show cifar10 --data-dir cifar",)),
+    "cifar jpegs": Reader("jpegs/*.tar.xz", ("data show cifar10 --data-dir jpegs",)),
+    "pictures of pmi": Reader("pills/valid/*/0.jpg", ("data show pmi --data-dir pills",)),
     "checkpoint": Reader(
         "resumed/.csada/*/checkpoint-0", ("train table.csv --model mlp --epochs 2 --out resumed",), any_of(torch_of)
     ),
@@ -254,6 +257,13 @@ READERS: dict[str, Reader] = {
         any_of(json_of),
     ),
     "cache": Reader("cache/*", ("data show photos", "evaluate seeing photos"), primed=True),
+    "cache of shards": Reader("cache/*", ("data show shard.tar", "data show keyed.tar"), primed=True),
+    "cache of features": Reader(
+        "cache/*.features",
+        ("train photos --features seeing --epochs 1 --out OUT/m",),
+        any_of(sealed_of),
+        primed=True,
+    ),
     "limits.toml": Reader(
         "limits.toml",
         (CHECK, f"{CHECK} --json", RULE.format("costs.csv") + " --limits limits.toml"),

@@ -10,7 +10,6 @@ why. It must not write outside of its folder, start a program, look up a name of
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import json
 import os
@@ -179,7 +178,7 @@ def made(name: str, words: list[str], template: Path, folder: Path, rng: Random 
     """The folder of a case, and what was changed in it; without rng nothing is."""
     reader = READERS[name]
     shutil.rmtree(folder, ignore_errors=True)
-    unused = [name for name in ("mnist", "cifar") if not reader.file.startswith(name)]  # they are large
+    unused = [name for name in good.LARGE if not reader.file.startswith(name)]
     shutil.copytree(template, folder, ignore=lambda where, _: unused if where == str(template) else [])
     (folder / "out").mkdir()
     prepare(name, folder)
@@ -206,37 +205,30 @@ def not_good(template: Path, folder: Path, names: list[str]) -> list[str]:
 
 
 def record(path: Path, seed: int, found: list[Outcome]) -> None:
-    """Cases by reader and exit code, and what went wrong by name; sums are of runs of this code alone."""
+    """Cases by reader and exit code, and what went wrong by name, of runs of this code with other seeds, too."""
     from csada import __version__
     from csada.reading import write_json
 
-    here = Path(__file__).resolve()
-    code = [*here.parents[2].glob("src/csada/**/*.py"), *here.parent.glob("*.py")]
-    said = hashlib.sha256()
-    for file in sorted(code):
-        said.update(file.read_bytes())
     names = ("torch", "numpy", "pillow", "onnxruntime", "pyarrow", "safetensors")
     versions = {"csada": __version__, "python": platform.python_version()} | {n: version(n) for n in names}
-    about = {"code": said.hexdigest(), "versions": versions, "limits": {"seconds": SECONDS, "bytes": MEMORY}}
+    code = forked.state_of_code(*Path(__file__).resolve().parent.glob("*.py"))
+    about = {"code": code, "versions": versions, "limits": {"seconds": SECONDS, "bytes": MEMORY}}
     earlier = json.loads(path.read_text()) if path.exists() else {}
-    runs = [{"code": earlier["code"]} | run for run in earlier.get("runs", ())]
-    runs = [run for run in runs if (run["code"], run["seed"]) != (about["code"], seed)]
+    runs = [run for run in earlier.get("runs", ()) if earlier["code"] == code and run["seed"] != seed]
     readers: dict[str, Counter[str]] = {name: Counter() for name in READERS}
     for each in found:
         readers[each.reader][str(each.code)] += 1
     failures = [f"{seed}:{each.number} {each.reader}: {each.wrong} {each.what}" for each in found if each.wrong]
     slowest = max(each.seconds for each in found)
-    own = {"code": about["code"], "seed": seed, "cases": len(found), "slowest_seconds": slowest, "failures": failures}
+    own = {"seed": seed, "cases": len(found), "slowest_seconds": slowest, "failures": failures}
     runs.append(own | {"exit_codes": {name: dict(sorted(codes.items())) for name, codes in readers.items() if codes}})
     total: Counter[str] = Counter()
     per_reader: Counter[str] = Counter()
-    now = [run for run in runs if run["code"] == about["code"]]
-    for run in now:
+    for run in runs:
         for name, codes in run["exit_codes"].items():
             total.update(codes)
             per_reader[name] += sum(codes.values())
-    sums = {"cases": sum(per_reader.values()), "failures": sum(len(run["failures"]) for run in now)}
-    sums["cases_of_earlier_code"] = sum(run["cases"] for run in runs) - sums["cases"]
+    sums = {"cases": sum(per_reader.values()), "failures": sum(len(run["failures"]) for run in runs)}
     sums |= {"exit_codes": dict(sorted(total.items())), "cases_of_readers": dict(per_reader)}
     write_json(path, {"date": time.strftime("%Y-%m-%d", time.gmtime())} | about | sums | {"runs": runs})
 

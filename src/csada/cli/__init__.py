@@ -26,7 +26,7 @@ from csada.cli import (  # noqa: F401 - each adds its commands
     ship,
     train,
 )
-from csada.cli.common import Terminated, app, warn
+from csada.cli.common import Terminated, app, note, warn
 from csada.errors import InputError, RunError
 
 LONGEST = 5000  # letters of a message
@@ -39,7 +39,7 @@ class Told(logging.Handler):
     """What is logged is printed on the error console."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        warn(record.getMessage(), style=None)
+        note(record.getMessage())
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Exit, Option
 
 from csada.cli import common as cli
-from csada.errors import InputError
 from csada.files import replaceable
 
 if TYPE_CHECKING:
@@ -33,10 +32,7 @@ def check(
     ] = "auto",
     junit: Annotated[Path | None, Option(help="Also write the verdicts to this file as JUnit XML.")] = None,
     force: cli.Force = False,
-    reading: cli.Reading = cli.AS_IT_IS,
-    seen: cli.Seen = "refuse",
-    trust: cli.Trust = False,
-    device: cli.Device = "auto",
+    reading: cli.Judging = cli.AS_IT_IS,
     as_json: cli.AsJson = False,
 ) -> None:
     """Accept a model, or not: whether the test samples prove that it keeps every limit of a file.
@@ -54,10 +50,10 @@ def check(
     if junit is not None:
         replaceable(junit, "JUnit file", force=force)
     limits = Limits.read(criteria)
-    classifier = cli.opened(model, device, trust)
+    classifier = reading.opened(model)
     limits.resolved(classifier.classes)  # refuses unknown classes before the data are read
     splits = reading.load(data, classifier)
-    looked = workflow.check(classifier, model, splits, limits, part=part, seen=seen, groups=groups, source=data)
+    looked = workflow.check(classifier, model, splits, limits, part=part, seen=reading.seen, groups=groups, source=data)
     found = looked.check
     if junit is not None:
         write_junit(junit, found)
@@ -97,8 +93,6 @@ def write_junit(path: Path, found: Check) -> None:
     """One test case per criterion: too few samples are an error, not a failure."""
     from xml.etree import ElementTree as Xml
 
-    from csada.files import write_text
-
     kinds = {"fail": "failure", "not enough samples": "error"}
     counts = {f"{kind}s": sum(c.verdict == verdict for c in found.results) for verdict, kind in kinds.items()}
     facts = {"name": "csada check", "tests": len(found.results), "timestamp": found.judged} | counts
@@ -111,10 +105,8 @@ def write_junit(path: Path, found: Check) -> None:
     root = Xml.Element("testsuites")
     root.append(suite)
     Xml.indent(root)
-    try:
-        write_text(path, '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode") + "\n")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another place with --junit") from None
+    text = '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode") + "\n"
+    cli.write(path, text, "--junit")
 
 
 def _text(text: str) -> str:

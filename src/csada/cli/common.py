@@ -6,12 +6,13 @@ import functools
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE
@@ -20,8 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from typer import Argument, Option
 
-from csada.errors import InputError
-from csada.files import printable
+from csada.errors import InputError, RunError
+from csada.files import printable, whole, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,14 @@ app = typer.Typer(
 console = Console(markup=False, highlight=False)
 errors = Console(stderr=True, markup=False, highlight=False)
 
+
+def bound_cache(gigabytes: float | None) -> float | None:
+    """For this command; CSADA_CACHE_GB does the same for all."""
+    if gigabytes is not None:
+        os.environ["CSADA_CACHE_GB"] = str(gigabytes)
+    return gigabytes
+
+
 OutDir = Annotated[Path, Option("--out", help="The folder to write to.")]
 DataSet = Annotated[str, Argument(help="A data set's name, a folder or tar files of images, or a CSV or Parquet file.")]
 DataDir = Annotated[Path | None, Option(help="The folder of the data set's files.")]
@@ -49,7 +58,7 @@ SkipBad = Annotated[bool, Option(help="Leave out images that cannot be decoded, 
 COSTS = "A CSV file of costs; or uniform, pareto:SEED, pmi."
 CacheGb = Annotated[
     float | None,
-    Option(callback=lambda given: bound_cache(given), help="Gigabytes that the cache of decoded images may take."),
+    Option(callback=bound_cache, help="Gigabytes that the cache of decoded images may take."),
 ]
 Costs = Annotated[str, Option(help=COSTS)]
 Label = Annotated[
@@ -69,13 +78,6 @@ EngineName = Annotated[str, Option("--engine", metavar="local|ray|ray://HOST", h
 WORKERS = "Runs at once, at most; by default one, with Ray all that fit. Several processes share the GPUs."
 Workers = Annotated[int | None, Option(min=1, help=WORKERS)]
 PerRun = Annotated[str, Option(metavar="cpus=1,gpus=0.5", help="What a run asks a Ray cluster for; memory_gb, too.")]
-
-
-def bound_cache(gigabytes: float | None) -> float | None:
-    """For this command; CSADA_CACHE_GB does the same for all."""
-    if gigabytes is not None:
-        os.environ["CSADA_CACHE_GB"] = str(gigabytes)
-    return gigabytes
 
 
 class Terminated(KeyboardInterrupt):
@@ -125,6 +127,31 @@ def show_json(value: Any) -> None:
 
 def show_files(files: list[Path]) -> None:
     say(*(f"wrote {file}" for file in files))
+
+
+def write(path: Path, text: str, flag: str = "--out") -> Path:
+    """A file that people open. Names of folders in it need not be text."""
+    try:
+        return write_text(path, text, errors="replace")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another place with {flag}") from None
+
+
+@contextmanager
+def output(path: Path | None) -> Iterator[IO[str]]:
+    """The standard output, or a file that gets its name when all is written. Names that are no UTF-8 pass unchanged."""
+    try:
+        with (
+            whole(path) if path else nullcontext(sys.stdout.fileno()) as target,
+            open(
+                target, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=path is not None
+            ) as stream,
+        ):
+            yield stream
+    except BrokenPipeError:
+        raise  # the reader has seen enough
+    except OSError as error:
+        raise RunError(f"{path or 'the output'} cannot be written: {error.strerror}") from None
 
 
 def show_table(headings: tuple[str, ...], rows: list[tuple[str, ...]], title: str | None = None) -> None:
@@ -217,22 +244,37 @@ class Reading:
             found = given(skip_bad=self.skip_bad, label=self.label, ignore=self.ignore, **{"size": self.size} | own)
             options = found | {"data_dir": self.data_dir, "scale": self.scale, "on_progress": update}
             splits = load(data, **options) if classifier is None else classifier.load_data(data, **options)
-        warn(*splits.warnings, *(f"left out: {name}" for name in splits.skipped), style=None)
+        note(*splits.warnings, *(f"left out: {name}" for name in splits.skipped))
         return splits
 
 
-AS_IT_IS = Reading()
+@dataclass(frozen=True)
+class Judging(Reading):
+    """Also how a saved model is opened, and what the data may be to it."""
+
+    seen: Seen = "refuse"
+    trust: Trust = False
+    device: Device = "auto"
+
+    def opened(self, model: Path) -> Classifier:
+        from csada.classifier import Classifier
+
+        return Classifier.load(model, device=chosen_device(self.device), trust=self.trust)
+
+
+AS_IT_IS = Judging()
 
 
 def reads(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each field of its argument `reading` as an option, in that place."""
-    options = inspect.signature(Reading, eval_str=True).parameters
-    taken = inspect.signature(command, eval_str=True).parameters.values()
-    shown = [each for own in taken for each in (options.values() if own.name == "reading" else [own])]
+    taken = inspect.signature(command, eval_str=True).parameters
+    kind = taken["reading"].annotation
+    options = inspect.signature(kind, eval_str=True).parameters
+    shown = [each for own in taken.values() for each in (options.values() if own.name == "reading" else [own])]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        command(reading=Reading(**{name: values.pop(name) for name in options}), **values)
+        command(reading=kind(**{name: values.pop(name) for name in options}), **values)
 
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return run
@@ -244,12 +286,6 @@ def given(**options: Any) -> dict[str, Any]:
     if "ignore" in found:
         found["ignore"] = [name.strip() for text in found["ignore"] for name in text.split(",")]
     return found
-
-
-def opened(model: Path, device: str, trust: bool) -> Classifier:
-    from csada.classifier import Classifier
-
-    return Classifier.load(model, device=chosen_device(device), trust=trust)
 
 
 def chosen_engine(name: str, workers: int | None, per_run: str) -> Engine | None:

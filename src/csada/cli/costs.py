@@ -19,6 +19,7 @@ costs_app = typer.Typer(no_args_is_help=True, help="What mistakes cost: write a 
 cli.app.add_typer(costs_app, name="costs")
 
 SHOWN = 10  # of the costliest mistakes
+Overwrite = Annotated[bool, Option("--force", help="Overwrite an existing file.")]
 FEW = 30  # test samples below which hardly anything can be proven about a class
 WIDE = 1000  # a factor between costs above which the small ones hardly count
 
@@ -47,7 +48,7 @@ def costs_new(
     out: Annotated[Path, Option("--out", help="The file to write.")] = Path("costs.csv"),
     default: Annotated[float, Option(min=0, help="What a mistake costs that is not listed.")] = 1.0,
     matrix: Annotated[bool, Option("--matrix", help="A square table instead of a list of mistakes.")] = False,
-    force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
+    force: Overwrite = False,
     data_dir: cli.DataDir = None,
     label: cli.Label = None,
     ignore: cli.Ignore = None,
@@ -56,14 +57,20 @@ def costs_new(
 
     Example: csada costs new photos --out costs.csv
     """
-    if out.exists() and not force:
-        raise InputError(f"{out} is there already; --force overwrites it, --out names another file")
     from csada.data import counts
+
+    free(out, force)
 
     write_template(
         out, counts(data, data_dir, **cli.given(label=label, ignore=ignore))["train"], default, matrix=matrix
     )
     cli.show_files([out])
+
+
+def free(out: Path, force: bool) -> None:
+    """Costs are work: not even those that csada wrote are replaced unasked."""
+    if out.exists() and not force:
+        raise InputError(f"{out} is there already; --force overwrites it, --out names another file")
 
 
 def write_template(out: Path, classes: Iterable[str], default: float = 1.0, *, matrix: bool = False) -> None:

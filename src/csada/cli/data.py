@@ -15,6 +15,7 @@ from csada.files import replaceable
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: show what they hold, download public ones.")
 cli.app.add_typer(data_app, name="data")
 
+FORMATS = (".png", ".svg", ".pdf")
 PICTURED = 60  # classes, at most, in a figure
 
 
@@ -40,10 +41,11 @@ def data_show(
     from csada.report.examples import examples_figure
     from csada.report.style import save
 
-    formats: tuple[str, ...] = ()
     if figure is not None:
-        formats = (figure.suffix[1:] or "png",)
-        replaceable(figure.with_suffix(f".{formats[0]}"), "figure", force=force)
+        figure = figure if figure.suffix or not figure.name else figure.with_suffix(".png")
+        replaceable(figure, "figure", force=force)
+        if figure.suffix not in FORMATS:
+            raise InputError(f"{figure} is no name of a figure; it ends in {', '.join(FORMATS)}")
     splits = cli.Reading(scale, _small(data, data_dir), data_dir, skip_bad, label=label, ignore=ignore).load(data)
     names = ("train", "validation", "test")
     parts = [getattr(splits, name) for name in names]
@@ -61,7 +63,7 @@ def data_show(
         shown = splits.classes[:PICTURED]
         first = [int((splits.train.y == k).nonzero()[0]) for k in range(len(shown))]
         pictures = [splits.train.x[i].expand(3, -1, -1).numpy() for i in first]
-        files = save(examples_figure(pictures, shown, columns=5), figure, formats)
+        files = save(examples_figure(pictures, shown, columns=5), figure, (figure.suffix[1:],), Title="csada data show")
         if len(shown) < len(splits.classes):
             cli.note(f"the figure shows the first {len(shown)} of {len(splits.classes):,} classes")
         cli.show_files([] if as_json else files)

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.cli.fit import Budget, LimitsFile, Refer
-from csada.errors import InputError, RunError
+from csada.errors import InputError
 
 
 @cli.app.command()
@@ -49,7 +49,7 @@ def decide(
     from csada.classifier import Classifier
     from csada.data.scores import NONE, read
     from csada.decisions import Limits
-    from csada.files import replaceable, whole
+    from csada.files import replaceable
     from csada.folders import reserved
     from csada.logbook import Log
     from csada.report.card import limit_lines, verdict
@@ -72,20 +72,16 @@ def decide(
         options: dict[str, Any] = {"budget": budget, "refer": refer, "limits": known}
         classifier = workflow.fitted(table, costs_for(str(costs), table.classes), **options)
     referred = 0
-    try:
-        with (
-            nullcontext() if log is None else Log(log, classifier.fingerprint, classifier.classes) as book,
-            whole(out) as partial,
-            partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
-        ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(workflow.Row._fields)
-            for row in workflow.decided(classifier, table, book):
-                referred += row.referred
-                words = f"{row.expected_cost:.6g}", str(row.referred).lower()
-                writer.writerow((cell(row.id), cell(row.predicted), *words))
-    except OSError as error:
-        raise RunError(f"{out} cannot be written: {error.strerror}") from None
+    with (
+        nullcontext() if log is None else Log(log, classifier.fingerprint, classifier.classes) as book,
+        cli.output(out) as file,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(workflow.Row._fields)
+        for row in workflow.decided(classifier, table, book):
+            referred += row.referred
+            words = f"{row.expected_cost:.6g}", str(row.referred).lower()
+            writer.writerow((cell(row.id), cell(row.predicted), *words))
     if save is not None:
         with reserved(save) as folder:
             classifier.save(folder)

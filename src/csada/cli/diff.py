@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from csada.cli import common as cli
-from csada.errors import InputError
 
 
 @cli.app.command()
@@ -25,10 +24,7 @@ def diff(
         Path | None, Option(metavar="FILE", help="Count costs at these class frequencies: a CSV of class,frequency.")
     ] = None,
     force: cli.Force = False,
-    reading: cli.Reading = cli.AS_IT_IS,
-    seen: cli.Seen = "refuse",
-    trust: cli.Trust = False,
-    device: cli.Device = "auto",
+    reading: cli.Judging = cli.AS_IT_IS,
     as_json: cli.AsJson = False,
 ) -> None:
     """Which decisions differ between two versions on a data set, and what that costs; with --out also as pictures.
@@ -37,15 +33,15 @@ def diff(
     """
     from dataclasses import replace
 
-    from csada.files import replaceable, write_text
+    from csada.files import replaceable
     from csada.report.difference import difference_page
     from csada.workflow.versions import changed_samples, difference, read_priors
 
     if out is not None:
         replaceable(out, "page", force=force)
-    first, second = (cli.opened(folder, device, trust) for folder in (old, new))
+    first, second = (reading.opened(folder) for folder in (old, new))
     splits = reading.load(data, second)
-    found = difference(first, second, splits, part, seen=seen)
+    found = difference(first, second, splits, part, seen=reading.seen)
     if priors is not None:
         found = replace(found, frequencies=read_priors(priors, second.classes))
     was, now = found.evaluations
@@ -59,12 +55,9 @@ def diff(
                 for a, b in pairs
             ),
         ]
-        cards = changed_samples(second, splits, part, found, seen)
+        cards = changed_samples(second, splits, part, found, reading.seen)
         title = f"{splits.name}, {part}: {old.name} and {new.name}"
-        try:
-            write_text(out, difference_page(title, found.verdict, found.moves, rows, cards), errors="replace")
-        except OSError as error:
-            raise InputError(f"cannot write {out}: {error.strerror}; choose another place with --out") from None
+        cli.write(out, difference_page(title, found.verdict, found.moves, rows, cards))
     if as_json:
         told: dict[str, Any] = {"old": str(old), "new": str(new), "data": splits.name, "part": part}
         told |= {"samples": len(found.labels), "changed": len(found.changed), "verdict": found.verdict}

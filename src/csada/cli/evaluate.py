@@ -25,12 +25,9 @@ def evaluate(
         Option(metavar="auto|test|validation|train|all", help="Of the data; auto: all where they are new, else test."),
     ] = "auto",
     decision: Annotated[str, Option(metavar="own|argmax|rule", help="rule: least expected cost, calibrated.")] = "own",
-    reading: cli.Reading = cli.AS_IT_IS,
-    seen: cli.Seen = "refuse",
+    reading: cli.Judging = cli.AS_IT_IS,
     scores: Annotated[Path | None, Option(help="Also write the scores of all samples: a CSV for csada decide.")] = None,
     force: cli.Force = False,
-    trust: cli.Trust = False,
-    device: cli.Device = "auto",
     as_json: cli.AsJson = False,
 ) -> None:
     """What a saved model gets wrong on data, old or new, and what it costs.
@@ -50,13 +47,13 @@ def evaluate(
 
     if scores is not None:
         replaceable(scores, "table of scores", force=force)
-    classifier = cli.opened(model, device, trust)
+    classifier = reading.opened(model)
     if costs is None and classifier.costs is None:
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
     splits = reading.load(data, classifier)
     table = None if costs is None else costs_for(costs, classifier.classes)
     part, why = part_for(classifier, splits, decision) if part == "auto" else (part, "")
-    e, told, known = judge(classifier, splits, table, part, decision, seen=seen)
+    e, told, known = judge(classifier, splits, table, part, decision, seen=reading.seen)
     if scores is not None:
         write_scores(classifier, splits, scores)
         cli.note(f"wrote {scores}")
@@ -133,11 +130,10 @@ def compare(
         plan = planned.plan
         *_, height, width = (0, *plan.shape)
         what = f"images of {height} x {width} pixels" if len(plan.shape) == 3 else f"rows of {width} numbers"
-        cli.warn(
+        cli.note(
             f"{planned.data}: {what}, {plan.model}; {seeds} baseline{'s' * (seeds > 1)} and {len(plan.methods)} "
             f"method{'s' * (len(plan.methods) > 1)} on each: {seeds * (1 + len(plan.methods))} trainings, "
-            f"{seeds * plan.epochs:,} epochs",
-            style=None,
+            f"{seeds * plan.epochs:,} epochs"
         )
 
     try:
@@ -167,9 +163,8 @@ def compare(
             engine=cli.chosen_engine(engine, workers, per_run),
             on_progress=update,
             on_start=announce,
-            on_estimate=lambda s: cli.warn(
-                f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch",
-                style=None,
+            on_estimate=lambda s: cli.note(
+                f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch"
             ),
             **cli.given(size=size, label=label, ignore=ignore),
         )
@@ -219,23 +214,18 @@ def report(
 
     Example: csada report out/fitted --out report.html
     """
-    from csada.classifier import described
-    from csada.files import write_text
+    from csada.classifier import deployed
     from csada.report.card import verdict
     from csada.report.page import page
     from csada.workflow.check import latest
 
-    _, evidence = described(folder)
-    if evidence is None:
+    if (evidence := deployed(folder).evidence) is None:
         raise InputError(
             f"{folder} was trained but not fitted to costs; run csada fit, then csada report on its folder"
         )
     target, shown = out or folder / "report.html", folder.name if folder.is_absolute() else str(folder)
     replaceable(target, "page", force=force)
-    try:
-        write_text(target, page(evidence, shown, latest(folder)), errors="replace")  # names of folders need not be text
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror}; choose another place with --out") from None
+    cli.write(target, page(evidence, shown, latest(folder)))
     if as_json:
         found = {"report": str(target), "chosen": evidence.chosen, "verdict": verdict(evidence)}
         cli.show_json(found | {"rows": cli.row_numbers(evidence)})

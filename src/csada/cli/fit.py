@@ -62,11 +62,8 @@ def fit_command(
     per_run: cli.PerRun = "",
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
-    reading: cli.Reading = cli.AS_IT_IS,
+    reading: cli.Judging = cli.AS_IT_IS,
     flip: cli.Flip = False,
-    seen: cli.Seen = "refuse",
-    trust: cli.Trust = False,
-    device: cli.Device = "auto",
     track: cli.Track = None,
     as_json: cli.AsJson = False,
 ) -> None:
@@ -97,7 +94,7 @@ def fit_command(
 
     if priors is not None and out.resolve() == model.resolve():
         raise InputError(f"--priors writes a new version: give another folder than {model} with --out")
-    start = cli.opened(model, device, trust)
+    start = reading.opened(model)
     deployment = None if priors is None else read_priors(priors, start.classes)
     if priors is not None and method == "auto" and epochs is None:
         method, epochs = "cross_entropy", 0  # the rule alone
@@ -120,7 +117,7 @@ def fit_command(
         start, splits, backbone = lowered(start, splits)
     known = None if limits is None else Limits.read(limits)
     told = {"data": data, "start": str(model), "costs": costs, "method": method, "seed": seed, **settings}
-    common: dict[str, Any] = {"budget": budget, "refer": refer, "limits": known, "seen": seen}
+    common: dict[str, Any] = {"budget": budget, "refer": refer, "limits": known, "seen": reading.seen}
     with (
         reserved(out) as folder,
         cli.progress("training") as update,
@@ -205,11 +202,8 @@ def tune(
     engine: cli.EngineName = "local",
     workers: cli.Workers = None,
     per_run: cli.PerRun = "",
-    reading: cli.Reading = cli.AS_IT_IS,
+    reading: cli.Judging = cli.AS_IT_IS,
     flip: cli.Flip = False,
-    seen: cli.Seen = "refuse",
-    trust: cli.Trust = False,
-    device: cli.Device = "auto",
     out: cli.OutDir = Path("out/tuned"),
     as_json: cli.AsJson = False,
 ) -> None:
@@ -225,8 +219,8 @@ def tune(
     from csada.workflow.settings import costs_for
 
     if workflow.optuna_version() is None:
-        cli.warn("settings are drawn at random; install 'csada[tune]' for a guided search", style=None)
-    start = cli.opened(model, device, trust)
+        cli.note("settings are drawn at random; install 'csada[tune]' for a guided search")
+    start = reading.opened(model)
     splits = reading.load(data, start, flip=flip)
     with cli.progress("training") as update:
         tuning, better = workflow.tune(
@@ -241,7 +235,7 @@ def tune(
             batch_size=batch_size,
             seed=seed,
             minutes=timeout,
-            seen=seen,
+            seen=reading.seen,
             engine=cli.chosen_engine(engine, workers, per_run),
             on_progress=update,
         )
@@ -255,8 +249,8 @@ def tune(
         "trials with their rule": [(j.rule.accuracy, j.rule.mean_cost) for j in judged if j.rule],
     }
     files = save(frontier_figure(title, evidence, tuning.needed, points), out / "frontier.png")
-    given = reading.changed() | {"flip": flip, "trust": trust, "seen": None if seen == "refuse" else seen}
-    words = ["csada", "fit", str(model), data, "--costs", costs, "--budget", str(budget), *as_flags(given)]
+    given = as_flags(reading.changed() | {"flip": flip})
+    words = ["csada", "fit", str(model), data, "--costs", costs, "--budget", str(budget), *given]
     command = shlex.join([*words, *(("--epochs", "0") if tuning.leader is None else again(tuning))])
     if as_json:
         found = {"verdict": verdict(evidence), "command": command, "chosen": evidence.chosen}

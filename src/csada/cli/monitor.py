@@ -9,7 +9,7 @@ from typer import Argument, Exit, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError
-from csada.files import replaceable, write_text
+from csada.files import replaceable
 from csada.folders import CONFIG, reserved
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def monitor(
     if recalibrate is not None:
         written.append(late.recalibrate(model, log, found.offer, recalibrate, trust=trust))
     if out is not None:
-        written.append(write_text(out, page(found)))
+        written.append(cli.write(out, page(found)))
     newest = found.newest
     if suggest_priors is not None or reweight is not None:
-        cli.warn(*filter(None, [workflow.unseen(found)]), style=None)
+        cli.note(*filter(None, [workflow.unseen(found)]))
     if as_json:
         alarm = {"alarms": newest.alarms, "period": newest.name, "trusted": newest.trusted} if newest else {}
         told = replace(found, offer=found.offer and replace(found.offer, samples=None))

@@ -109,9 +109,9 @@ class ProjectGroup(TyperGroup):
                 if name == "review":
                     taken, why = models.reviewed(taken, why)
                 first, defaults[argument] = [str(taken)] * len(first), str(taken)
-            cli.warn(*filter(None, (why, models.outdated(taken))), style=None)
+            cli.note(*filter(None, (why, models.outdated(taken))))
         elif name == "compare" and models.fitted is not None:
-            cli.warn(*filter(None, [models.outdated(models.fitted)]), style=None)
+            cli.note(*filter(None, [models.outdated(models.fitted)]))
         return name, command, rest[:depth] + first + flags + rest[depth:]
 
     def invoke(self, ctx: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from csada.cli import common as cli
-from csada.cli.costs import costs_app
+from csada.cli.costs import Overwrite, costs_app, free
 from csada.errors import InputError
 
 SHOWN = 10  # pairs on which experts differ most
@@ -25,10 +25,7 @@ def review(
     thumbnails: Annotated[int, Option(min=8, max=1024, help="Pixels of the longer side of an image.")] = 96,
     force: cli.Force = False,
     no_images: Annotated[bool, Option("--no-images", help="Leave out images, and the values of a table.")] = False,
-    reading: cli.Reading = cli.AS_IT_IS,
-    seen: cli.Seen = "refuse",
-    trust: cli.Trust = False,
-    device: cli.Device = "auto",
+    reading: cli.Judging = cli.AS_IT_IS,
     as_json: cli.AsJson = False,
 ) -> None:
     """Write one HTML file in which an expert looks at the model's mistakes and says what they cost.
@@ -40,23 +37,19 @@ def review(
 
     Example: csada review out/fitted photos --out review.html
     """
-    from csada.files import replaceable, write_text
+    from csada.files import replaceable
     from csada.report.review import page
     from csada.workflow import review as workflow
     from csada.workflow.settings import costs_for
 
     replaceable(out, "page", force=force)
-    classifier = cli.opened(model, device, trust)
+    classifier = reading.opened(model)
     splits = reading.load(data, classifier)
     start = None if costs is None else costs_for(costs, classifier.classes)
     found = workflow.review(
-        classifier, splits, start, pairs=pairs, thumbnails=thumbnails, images=not no_images, seen=seen
+        classifier, splits, start, pairs=pairs, thumbnails=thumbnails, images=not no_images, seen=reading.seen
     )
-    try:
-        write_text(out, page(found), errors="replace")
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror}; choose another place with --out") from None
-    size_mb = out.stat().st_size / 1e6
+    size_mb = cli.write(out, page(found)).stat().st_size / 1e6
     if as_json:
         cli.show_json({"page": str(out), "megabytes": size_mb, "contains": found.contains, "model": found.model})
         return
@@ -67,7 +60,7 @@ def review(
 def costs_merge(
     files: Annotated[list[Path], Argument(help="Answers files of csada review, or CSV files of costs.")],
     out: Annotated[Path, Option("--out", help="The file to write.")] = Path("costs.csv"),
-    force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
+    force: Overwrite = False,
     as_json: cli.AsJson = False,
 ) -> None:
     """Several experts' costs as one file: the geometric mean, and the pairs on which they differ.
@@ -83,8 +76,7 @@ def costs_merge(
 
     if len(files) < 2:
         raise InputError(f"one file ({files[0]}) has nothing to be merged with; name two or more")
-    if out.exists() and not force:
-        raise InputError(f"{out} is there already; --force overwrites it, --out names another file")
+    free(out, force)
     experts = read_experts(files)
     merged = merge(experts)
     names = ", ".join(file.name for file in files)

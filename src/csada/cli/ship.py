@@ -6,16 +6,15 @@ import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
 from csada.cli import common as cli
 from csada.errors import InputError, RunError
-from csada.files import printable, replaceable, whole
+from csada.files import printable, replaceable
 
 FORMATS = ("csv", "jsonl")
 
@@ -99,7 +98,7 @@ def predict(
         return cell(printable(text) if out is None and sys.stdout.isatty() else text)
 
     with (
-        _output(out) as stream,
+        cli.output(out) as stream,
         logged or nullcontext(),
         cli.progress("predicting") if total else nullcontext() as update,
     ):
@@ -110,7 +109,7 @@ def predict(
             if "error" in row:
                 failed += 1
                 where = f"row {row[name]}" if opened.input.is_row else row[name]
-                cli.warn(f"csada: {where}: {row['error']}", style=None)
+                cli.note(f"csada: {where}: {row['error']}")
             if form == "csv":
                 table.writerow({key: shown(value) if isinstance(value, str) else value for key, value in row.items()})
             else:
@@ -123,25 +122,8 @@ def predict(
         if done == failed:
             where = ", ".join(map(str, inputs))
             raise InputError(f"nothing in {where} can be read" if done else f"{where} holds nothing to predict")
-    cli.warn(*(f"csada: {line}" for line in said_of_unknown(unknown)), style=None)
+    cli.note(*(f"csada: {line}" for line in said_of_unknown(unknown)))
     if out is not None:
         cli.show_files([out])
     if failed:
         raise RunError(f"{failed} of {done} inputs could not be read; their rows say why")
-
-
-@contextmanager
-def _output(path: Path | None) -> Iterator[IO[str]]:
-    """The standard output, or a file that gets its name when all is written. Names that are no UTF-8 pass unchanged."""
-    try:
-        with (
-            whole(path) if path else nullcontext(sys.stdout.fileno()) as target,
-            open(
-                target, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=path is not None
-            ) as stream,
-        ):
-            yield stream
-    except BrokenPipeError:
-        raise  # the reader has seen enough
-    except OSError as error:
-        raise RunError(f"{path or 'the output'} cannot be written: {error.strerror}") from None

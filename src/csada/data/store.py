@@ -27,7 +27,7 @@ FOLDER, LIMIT = "CSADA_CACHE", "CSADA_CACHE_GB"
 KINDS = ("decoded", "pills", "features")  # folders of the user's cache
 LOCK = ".building"
 PIXELS, INDEX, HALF, PIECES = ".npy", ".npz", ".half", ".pieces"
-OWN = re.compile(rf"((?:pills-)?[0-9a-f]{{32}})(?:{PIXELS}|{INDEX}|{HALF}|{PIECES}|\.ids)")
+OWN = re.compile(rf"((?:pills-)?[0-9a-f]{{32}})(?:{PIXELS}|{INDEX}|{HALF}|{PIECES}|\.ids|\.features)")
 
 
 def entry(identity: Sequence[Any], kind: str = "decoded") -> Path:

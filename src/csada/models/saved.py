@@ -6,10 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from csada.errors import InputError
@@ -17,10 +16,8 @@ from csada.folders import CONFIG
 from csada.models import weights
 from csada.models.factories import rebuild, sketch
 from csada.models.members import Member, check_numbers
-from csada.models.weights import WEIGHTS, misfits
-from csada.reading import build, parse_json, plain, read_bytes, read_text, sha256
-
-T = TypeVar("T")
+from csada.models.weights import DAMAGED, WEIGHTS, misfits
+from csada.reading import plain, read_bytes, sha256
 
 
 @dataclass(frozen=True)
@@ -98,27 +95,8 @@ def read_tensors(path: Path, digest: str, load: Callable[[bytes], dict[str, Any]
         raise InputError(f"{path} is damaged: it is not the file that {CONFIG} describes; copy the whole folder again")
     try:
         return load(content)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except DAMAGED as error:
         raise InputError(f"{path} is damaged: {error}") from None
-
-
-def read_signed(folder: Path, kind: type[T], known: int) -> T:
-    """model.json of the format `known`."""
-    file = folder / CONFIG
-    if not file.exists():
-        raise InputError(f"{folder} is no saved model: it has no {CONFIG}; csada train and csada fit write one")
-    values = parse_json(read_text(file), str(file))
-    found = values.get("format") if isinstance(values, dict) else None
-    if found != known:
-        raise InputError(
-            f"{file} is of format {found!r}, this version of csada reads {known}; train the model again with csada train"
-        )
-    if values.pop("sha256", None) != signature(values):
-        raise InputError(
-            f"{file} was changed after it was written; copy the whole folder again, or fit the model again"
-        )
-    manifest: T = build(kind, values, str(file))
-    return manifest
 
 
 def signature(values: dict[str, Any]) -> str:

@@ -17,26 +17,15 @@ from safetensors.torch import load
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from csada.bounds import most
 from csada.errors import InputError
-from csada.files import read_bytes
 from csada.models import layers
+from csada.reading import read_bytes
 
 HUB = "hub:"  # hub:timm/resnet34.a1_in1k is a repository on the Hugging Face hub
 WEIGHTS = "model.safetensors"
 DAMAGED = (  # what reading tensors raises
-    *(
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        MemoryError,
-    ),
-    *(ImportError, AssertionError, RecursionError, pickle.UnpicklingError, zipfile.BadZipFile),
+    *(OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, MemoryError),
+    *(ImportError, AssertionError, SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile),
 )
 
 
@@ -74,10 +63,7 @@ def read(path: Path) -> dict[str, Tensor]:
         path = path / WEIGHTS
     if not path.is_file():
         raise InputError(f"no weights at {path}; give a .safetensors file, a torch file or {HUB}owner/name")
-    try:
-        content = read_bytes(path, most("weights"))
-    except OSError as error:
-        raise InputError(f"cannot read the weights {path}: {error.strerror}") from None
+    content = read_bytes(path, "weights")
     try:
         state = load(content) if path.suffix == ".safetensors" else unpickled(content)
     except DAMAGED as error:

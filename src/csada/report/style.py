@@ -29,13 +29,15 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def save(figure: Figure, path: str | os.PathLike[str], formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
+def save(
+    figure: Figure, path: str | os.PathLike[str], formats: tuple[str, ...] = ("png", "svg"), **metadata: str
+) -> list[Path]:
     """Write the figure beside `path` in each format; the paths written."""
     written = []
     for suffix in formats:
         target = Path(path).with_suffix(f".{suffix}")
-        metadata = {"Date": None} if suffix == "svg" else None
+        about = metadata | ({"Date": None} if suffix == "svg" else {})
         with whole(target) as partial, matplotlib.rc_context(STYLE):
-            figure.savefig(partial, format=suffix, dpi=150, metadata=metadata)
+            figure.savefig(partial, format=suffix, dpi=150, metadata=about)
         written.append(target)
     return written

@@ -358,9 +358,14 @@ def resume(work: Work, loop: Loop) -> list[Epoch]:
 
 def unfit(loop: Loop, found: Checkpoint) -> str:
     """Why this cannot be a checkpoint of the run; empty where it can."""
-    trained = [found.model[name] for name, _ in loop.model.named_parameters() if name in found.model]
-    if not all(map(is_plain, found.model.values())) or not all(bool(each.isfinite().all()) for each in trained):
-        return "weights that are no plain tensors of finite numbers"
+    if not all(map(is_plain, found.model.values())):
+        return "weights that are no plain tensors"
+    if why := misfits(
+        loop.model, found.model
+    ):  # shapes first: what a view repeats without end must not be computed with
+        return why
+    if not all(bool(found.model[name].isfinite().all()) for name, _ in loop.model.named_parameters()):
+        return "weights that are no finite numbers"
     if not 0 < len(found.history) <= loop.settings.epochs:
         return f"{len(found.history)} epochs of {loop.settings.epochs}"
     (group,) = loop.optimizer.param_groups
@@ -379,4 +384,4 @@ def unfit(loop: Loop, found: Checkpoint) -> str:
             for name, value in each.items()
         )
     )
-    return misfits(loop.model, found.model) if fits else "another optimiser's state"
+    return "" if fits else "another optimiser's state"

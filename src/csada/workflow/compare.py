@@ -29,7 +29,7 @@ from csada.data.splits import Splits
 from csada.decisions import Rule
 from csada.errors import Diverged, InputError
 from csada.evaluation import Scores, evaluate_scores, predict_logits
-from csada.evidence import Environment
+from csada.evidence import HELD_OUT, Environment
 from csada.folders import OWN
 from csada.methods import METHODS
 from csada.metrics import Evaluation
@@ -49,6 +49,7 @@ from csada.workflow.train import stages_for, train_stages
 
 FORMAT = 4
 FILE = "compare.json"
+MOST = 2**40  # samples
 MeanSd = tuple[float, float | None]
 
 BASELINE = "baseline"
@@ -62,7 +63,7 @@ class SeedRun:
 
     seed: int
     row: str
-    confusion: dict[str, Any] = field(default_factory=dict)
+    confusion: dict[str, list[list[int]]] = field(default_factory=dict)
     seconds: float | None = None
     history: tuple[Epoch, ...] = ()
     temperature: float | None = None  # of the rule, and its strength
@@ -259,7 +260,25 @@ def resumed(file: Path, new: Comparison, seeds: int) -> Comparison:
             raise InputError(f"{file} is of other settings: {what}; {way_out}")
     if (there := 1 + max((run.seed for run in old.runs), default=0)) > seeds:
         raise InputError(f"{file} holds {there} seeds, more than {seeds}; {way_out}")
+    if not all_whole(old.runs, new):
+        raise InputError(f"{file} is damaged: its runs are not all whole rows of counts; {way_out}")
     return replace(new, runs=old.runs, summary=old.summary)
+
+
+def all_whole(runs: Sequence[SeedRun], told: Comparison) -> bool:
+    """Whether each training has all its rows once, and each row its counts, or the epoch that diverged."""
+    trained = {(run.seed, run.row.removesuffix(" + rule")) for run in runs if run.seed >= 0}
+    known = [(seed, row) for seed, row in trained if row in told.plan.trainings]
+    rows = [(seed, name) for seed, row in known for name in (row, RULED.get(row)) if name]
+    k = len(told.classes)
+
+    def counted(run: SeedRun, part: str) -> bool:
+        counts = run.confusion.get(part, [])
+        return [*map(len, counts)] == [k] * k and min(map(min, counts)) >= 0 and 0 < sum(map(sum, counts)) < MOST
+
+    return sorted(rows) == sorted((run.seed, run.row) for run in runs) and all(
+        (run.diverged and not run.row.startswith(BASELINE)) or all(counted(run, p) for p in HELD_OUT) for run in runs
+    )
 
 
 @dataclass(frozen=True)

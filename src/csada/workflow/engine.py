@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from csada import files
 from csada.errors import Diverged, InputError, RunError
 from csada.folders import locked
 from csada.reading import fields_from
@@ -109,7 +110,7 @@ class Task:
     def epoch(self) -> tuple[int, int]:
         """Done, and all."""
         try:
-            done, every = map(int, self.file.read_text().split())
+            done, every = map(int, files.read_bytes(self.file, 100).split())
         except (OSError, ValueError):  # not begun, or being written
             return 0, self.epochs
         return min(done, every), max(every, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,11 @@ from torch import nn
 
 from csada.classifier import Classifier, Input, Member
 from csada.data.augment import Augmentation, Normalization
+from csada.data.cache import seal, sealed
 from csada.data.splits import Part, Splits
 from csada.data.store import entry
 from csada.errors import InputError
 from csada.evaluation import predict_logits
-from csada.files import whole
 from csada.folders import CONFIG
 from csada.models import arguments_for, load, load_weights
 from csada.models.featured import NAME, Featured, without_head
@@ -64,13 +65,15 @@ def embedded(splits: Splits, backbone: Backbone, own: Normalization | None = Non
     def part(given: Part) -> Part:
         plain = replace(given, augmentation=Augmentation())
         known = digest(*backbone.body.state_dict().values(), given.ids, plain.normalization, splits.shape)
-        file = entry([NAME, backbone.name, backbone.arguments, known], NAME).with_suffix(".npy")
-        with contextlib.suppress(OSError, ValueError, EOFError):
-            if (x := np.load(file)).shape == (len(given), backbone.width):
-                return Part(torch.from_numpy(x), given.y, content=given.ids, names=given.names)
-        x = predict_logits(backbone.body, plain).logits.numpy()
-        with contextlib.suppress(OSError), whole(file) as partial, partial.open("wb") as out:
-            np.save(out, x)  # a cache that cannot be written costs time alone
+        file = entry([NAME, backbone.name, backbone.arguments, known], NAME).with_suffix(".features")
+        shape = len(given), backbone.width
+        kept = sealed(file)
+        if kept is not None and len(kept) == 4 * math.prod(shape):
+            x = np.frombuffer(bytearray(kept), np.float32).reshape(shape)
+        else:
+            x = predict_logits(backbone.body, plain).logits.numpy()
+            with contextlib.suppress(OSError):  # a cache that cannot be written costs time alone
+                seal(file, x.tobytes())
         return Part(torch.from_numpy(x), given.y, content=given.ids, names=given.names)
 
     parts: dict[str, Any] = {name: part(each) for name, each in splits.parts.items()}

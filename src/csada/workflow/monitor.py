@@ -350,10 +350,13 @@ def unseen(found: Monitored) -> str:
 
 
 def suggest_priors(found: Monitored, path: Path) -> Path:
-    """class,frequency, for csada fit --priors."""
-    text = io.StringIO()
-    rows = zip(map(cell, found.classes), (f"{share:.6g}" for share in suggested(found)), strict=True)
-    csv.writer(text, lineterminator="\n").writerows([("class", "frequency"), *rows])
+    """class,frequency, for csada fit --priors; and of which period."""
+    text, shares = io.StringIO(), suggested(found)
+    assert found.newest is not None
+    rows = [
+        (cell(name), f"{share:.6g}", cell(found.newest.name)) for name, share in zip(found.classes, shares, strict=True)
+    ]
+    csv.writer(text, lineterminator="\n").writerows([("class", "frequency", "period"), *rows])
     return write_text(path, text.getvalue())
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from csada.classifier import described
+from csada.classifier import deployed
 from csada.costs import did_you_mean
 from csada.data import BUILTIN, Splits, find, folder, shards
 from csada.errors import InputError
@@ -202,9 +202,11 @@ class Models:
 def _known(folder: Path | None) -> tuple[Training | None, Evidence | None]:
     """Nothing of a model that is missing or damaged: the command that takes it says so."""
     try:
-        return (None, None) if folder is None else described(folder)
+        if folder is not None:
+            return (found := deployed(folder)).training, found.evidence
     except InputError:
-        return None, None
+        pass
+    return None, None
 
 
 # -- a first project file --------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def remote():
 def test_neighbours_in_a_remote_shard_come_in_one_request(tmp_path, monkeypatch, remote, in_memory):
     files, asked = remote
     if not in_memory:
-        monkeypatch.setattr("csada.data.folder.IN_MEMORY", 0)
+        monkeypatch.setattr("csada.data.images.IN_MEMORY", 0)
     for i in range(2):
         shard = write(tmp_path / f"s/p-{i}.tar", keyed(40 * i, 40))
         files.pipe(f"/photos/p-{i}.tar", shard.read_bytes())
@@ -214,7 +214,7 @@ def test_predict_reads_the_images_of_a_shard(tmp_path):
 def test_parts_of_a_large_set_stay_on_the_disk(tmp_path, monkeypatch):
     write(tmp_path / "p.tar", keyed(0, 60))
     small = csada.data.load(tmp_path / "p.tar", size=16)
-    monkeypatch.setattr("csada.data.folder.IN_MEMORY", 0)
+    monkeypatch.setattr("csada.data.images.IN_MEMORY", 0)
     large = csada.data.load(tmp_path / "p.tar", size=16)
     assert len({part.x.untyped_storage().data_ptr() for part in large.parts.values()}) == 1  # one map
     assert len({part.x.untyped_storage().data_ptr() for part in small.parts.values()}) == 3

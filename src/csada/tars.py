@@ -26,7 +26,8 @@ from csada.pixels import SUFFIXES
 
 SUFFIX, LABEL = ".tar", ".cls"
 LONGEST = 1 << 16  # bytes of a class's name, or of a header's extension
-PARTS = ("train", "valid", "validation", "val", "dev", "test")  # folders that are parts
+VALIDATION = ("valid", "validation", "val", "dev")
+PARTS = ("train", *VALIDATION, "test")  # folders that are parts
 
 
 class CutOff(InputError):

@@ -22,8 +22,7 @@ from csada.errors import InputError, RunError
 from csada.files import StrPath, printable, settled, uninterrupted
 from csada.folders import OWN, beside, locked
 from csada.pixels import SUFFIXES
-
-VALIDATION = ("valid", "validation", "val", "dev")
+from csada.tars import VALIDATION
 
 Parts = dict[str, list[str]]  # part -> paths "[part/]class/file", relative to the folder
 
@@ -87,7 +86,7 @@ def listed(root: Path, validation: float = 0.1, seed: int = 0) -> Listing:
     return found
 
 
-def arranged(root: Path, parts: Parts, ids: NDArray[np.uint64], validation: float, seed: int) -> Listing:
+def arranged(root: StrPath, parts: Parts, ids: NDArray[np.uint64], validation: float, seed: int) -> Listing:
     """Images of the parts that are given, or of one without a name, which is split; ids in the same order."""
     given = "" not in parts
     paths = [path for part in parts.values() for path in part]

@@ -53,14 +53,13 @@ def load(
     check_scale(scale)
     if size < 1:
         raise InputError(f"size must be at least 1 pixel, got {size}")
-    root = Path(path)
     if tars.is_shards(str(path)):
         found = shards.gathered(str(path), skip_bad)
         listing, decode, cut = found.listing(validation, seed), found.decode, found.cut
     else:
-        listing, decode, cut = folder.listed(root, validation, seed), partial(decode_files, root), ()
+        listing, decode, cut = folder.listed(Path(path), validation, seed), partial(decode_files, Path(path)), ()
     parts = listing.parts
-    classes = _checked_classes(root, parts)
+    classes = _checked_classes(path, parts)
     if scale < 1:  # before decoding: a tenth of the images takes a tenth of the time
         parts = {
             part: [paths[i] for i in proportional(_labels(paths, classes), round(scale * len(paths)), seed)]
@@ -75,12 +74,12 @@ def load(
         if not skip_bad:
             some = "; ".join(decoded.skipped[:10]) + ("; ..." if len(decoded.skipped) > 10 else "")
             raise InputError(
-                f"{len(decoded.skipped)} of {len(everything):,} images in {root} cannot be decoded ({some}); "
+                f"{len(decoded.skipped)} of {len(everything):,} images in {path} cannot be decoded ({some}); "
                 "replace them, or leave them out with --skip-bad (in Python: skip_bad=True)"
             )
         good = set(decoded.names)
         parts = {part: [path for path in paths if path in good] for part, paths in parts.items()}
-        classes = _checked_classes(root, parts)
+        classes = _checked_classes(path, parts)
     row_of = {name: row for row, name in enumerate(decoded.names)}
     rows = {part: np.array([row_of[path] for path in paths]) for part, paths in parts.items()}
     normalization = Normalization(*decoded.channel_statistics(rows["train"]), scale=255)
@@ -96,16 +95,15 @@ def load(
         )
         for part in PARTS
     )
-    warnings = (*listing.warnings, *_lacking(root, parts, classes))
-    name = printable(root.resolve().name)
+    warnings = (*listing.warnings, *_lacking(path, parts, classes))
+    name = printable(Path(path).resolve().name)
     return Splits(train, validated, test, classes, name, skipped=(*cut, *decoded.skipped), warnings=warnings)
 
 
 def counts(path: StrPath) -> tuple[dict[str, dict[str, int]], tuple[str, ...]]:
     """Part -> class -> samples, as `load` would make them; and its warnings. No image is decoded."""
-    tar, root = tars.is_shards(str(path)), Path(path)
-    listing = shards.gathered(str(path)).listing() if tar else folder.listed(root)
-    none = dict.fromkeys(_checked_classes(root, listing.parts), 0)
+    listing = shards.gathered(str(path)).listing() if tars.is_shards(str(path)) else folder.listed(Path(path))
+    none = dict.fromkeys(_checked_classes(path, listing.parts), 0)
     return {part: none | Counter(map(class_of, paths)) for part, paths in listing.parts.items()}, listing.warnings
 
 
@@ -133,28 +131,28 @@ def _take(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
     return images.index_select(0, torch.from_numpy(rows))
 
 
-def _lacking(root: Path, parts: Parts, classes: tuple[str, ...]) -> Iterator[str]:
+def _lacking(path: StrPath, parts: Parts, classes: tuple[str, ...]) -> Iterator[str]:
     labels = {part: _labels(paths, classes) for part, paths in parts.items()}
     for part, names in unrepresented(labels, classes).items():
-        yield f"{root}: {part} has no image of {names}; add some{_or_split(root)}"
+        yield f"{path}: {part} has no image of {names}; add some{_or_split(path)}"
 
 
-def _or_split(root: Path) -> str:
-    return "" if (root / "train").is_dir() else ", or sort the images into train, valid and test folders yourself"
+def _or_split(path: StrPath) -> str:
+    return "" if (Path(path) / "train").is_dir() else ", or sort the images into train, valid and test folders yourself"
 
 
-def _checked_classes(root: Path, parts: Parts) -> tuple[str, ...]:
+def _checked_classes(path: StrPath, parts: Parts) -> tuple[str, ...]:
     """The classes of train, after making sure that no other part has more and that no part is empty."""
-    classes = sorted({class_of(path) for path in parts["train"]})
-    check("classes", len(classes), f"{root} has {len(classes):,} classes")
-    if len(every := {class_of(path) for paths in parts.values() for path in paths}) < 2:
-        raise InputError(f"{root} has the single class {min(every)}; a classifier needs two or more")
+    classes = sorted({class_of(name) for name in parts["train"]})
+    check("classes", len(classes), f"{path} has {len(classes):,} classes")
+    if len(every := {class_of(name) for paths in parts.values() for name in paths}) < 2:
+        raise InputError(f"{path} has the single class {min(every)}; a classifier needs two or more")
     for part, paths in parts.items():
         if not paths:
-            raise InputError(f"{root} has too few images: none are left for {part}; add some to every class")
-        if unknown := sorted({class_of(path) for path in paths} - set(classes)):
+            raise InputError(f"{path} has too few images: none are left for {part}; add some to every class")
+        if unknown := sorted({class_of(name) for name in paths} - set(classes)):
             raise InputError(
-                f"{root}: {part} has images of {some_of(unknown)} but train has none; add some{_or_split(root)}"
+                f"{path}: {part} has images of {some_of(unknown)} but train has none; add some{_or_split(path)}"
             )
     return tuple(classes)
 

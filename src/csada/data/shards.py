@@ -20,13 +20,13 @@ import numpy as np
 from csada import tars
 from csada.data.cache import Decoded, decode, seal, sealed
 from csada.data.fetch import Progress
-from csada.data.folder import VALIDATION, Listing, Parts, arranged
+from csada.data.folder import Listing, Parts, arranged
 from csada.data.splits import as_ids, hashed
 from csada.data.store import entry
 from csada.errors import InputError
 from csada.files import printable
 from csada.pixels import SUFFIXES
-from csada.tars import CutOff, Member
+from csada.tars import VALIDATION, CutOff, Member
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Shards:
         if (given := [part for part in found if part]) and ("" in found or not {"train", "test"} <= found.keys()):
             raise InputError(f"{self.place} has the parts {', '.join(given)}; all images need one, and train and test")
         ids = np.array([self.ids[name] for names in found.values() for name in names], np.uint64)
-        return arranged(Path(self.place), found, ids, validation, seed)
+        return arranged(self.place, found, ids, validation, seed)
 
     def decode(self, names: Sequence[str], size: int, on_progress: Progress | None) -> Decoded:
         identity = ["shards", sorted(self.stamps.items()), hashed(["\n".join(names).encode()]).hex()]

@@ -322,6 +322,10 @@ def diverges(tell):
     ("words", "message"),
     [
         (("--engine", "slurm"), "unknown engine 'slurm'; known: local, ray, ray://HOST"),
+        (
+            ("--runs", "s3://bucket/runs"),
+            "s3:/bucket/runs is an address; give a folder, with several nodes one that all",
+        ),
         (("--engine", "ray://127.0.0.1:1"), "no Ray cluster answers at ray://127.0.0.1:1: Connection refused"),
         (("--engine", "ray://127.0.0.1:x"), "no Ray cluster answers at ray://127.0.0.1:x"),
         (("--per-run", "cpus=1"), "--per-run is what a run asks a Ray cluster for: add --engine ray, or leave it out"),

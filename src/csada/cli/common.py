@@ -41,7 +41,13 @@ app = typer.Typer(
 console = Console(markup=False, highlight=False)
 errors = Console(stderr=True, markup=False, highlight=False)
 
-OutDir = Annotated[Path, Option("--out", help="The folder to write to.")]
+OutDir = Annotated[Path, Option("--out", callback=lambda given: no_address(given), help="The folder to write to.")]
+RunsDir = Annotated[
+    Path,
+    Option(
+        "--runs", callback=lambda given: no_address(given), help="Folder of runs; an interrupted one resumes there."
+    ),
+]
 DataSet = Annotated[str, Argument(help="A data set's name, a folder or tar files of images, or a CSV or Parquet file.")]
 DataDir = Annotated[Path | None, Option(help="The folder of the data set's files.")]
 Scale = Annotated[float, Option(help="The fraction of the data to use.")]
@@ -69,6 +75,13 @@ EngineName = Annotated[str, Option("--engine", metavar="local|ray|ray://HOST", h
 WORKERS = "Runs at once, at most; by default one, with Ray all that fit. Several processes share the GPUs."
 Workers = Annotated[int | None, Option(min=1, help=WORKERS)]
 PerRun = Annotated[str, Option(metavar="cpus=1,gpus=0.5", help="What a run asks a Ray cluster for; memory_gb, too.")]
+
+
+def no_address(folder: Path) -> Path:
+    """s3://bucket would be a folder named s3: here."""
+    if folder.parts[:1] and folder.parts[0].endswith(":"):
+        raise InputError(f"{folder} is an address; give a folder, with several nodes one that all of them share")
+    return folder
 
 
 def bound_cache(gigabytes: float | None) -> float | None:

@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -26,22 +28,18 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # others may fill the memory, and Ray would kill runs of ours
 }
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
-def of_ray():
-    """Processes of a cluster that are alive: number -> command."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes()
-        except OSError:  # it has ended
-            continue
-        if alive(folder.name) and any(
-            name in words for name in (b"raylet", b"gcs_server", b"ray::", b"default_worker.py")
-        ):
-            found[folder.name] = words.replace(b"\0", b" ")[:80]
+def of_ray(folder):
+    """Processes of the clusters that keep their files in that folder: each has its log open there."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # it has ended, or closed it
+            if os.readlink(file).startswith(f"{folder}/") and file.parts[2] != str(os.getpid()):
+                found.add(file.parts[2])
     return found
 
 
@@ -52,11 +50,11 @@ def alive(number):
         return False
 
 
-def gone(numbers, seconds=60):
+def gone(found, seconds=120):
     """Those that are still there after that time."""
     deadline = time.monotonic() + seconds
-    while (left := [number for number in numbers if alive(number)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    while (left := found()) and time.monotonic() < deadline:
+        time.sleep(0.1)
     return left
 
 
@@ -66,19 +64,19 @@ def cluster():
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
 
-    before = of_ray()
     here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (QUIET | {"PYTHONPATH": here}).items():  # of the nodes
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name, value in (QUIET | {"PYTHONPATH": here, "RAY_TMPDIR": folder}).items():  # of the nodes
             patch.setenv(name, value)
         made = Cluster(initialize_head=True, head_node_args=SMALL | {"include_dashboard": False})
         try:
             made.add_node(**SMALL)
             patch.setenv("RAY_ADDRESS", made.address)
+            assert of_ray(folder)
             yield made
         finally:
             made.shutdown()
-    assert not gone(of_ray().keys() - before.keys())
+        assert not gone(partial(of_ray, folder))
 
 
 def on_ray(spec, folder):
@@ -86,7 +84,7 @@ def on_ray(spec, folder):
 
 
 def wait_for(what, process):
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     try:
         while not what():
             assert process.poll() is None and time.monotonic() < deadline, "it ended, or took too long"
@@ -270,7 +268,7 @@ def test_no_worker_outlives_a_driver_that_was_killed(tmp_path):
     workers = children(process.pid)
     process.kill()
     process.wait()
-    left = gone(workers)
+    left = gone(lambda: [number for number in workers if alive(number)])
     for number in left:
         os.kill(int(number), signal.SIGKILL)
     assert len(workers) > 2 and not left
@@ -280,7 +278,7 @@ def meets(own, other, seen, tell):
     """Each waits until it sees that the other is under way, and then until the driver has seen both."""
     own.touch()
     for file in (other, seen):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not file.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -324,6 +322,10 @@ def diverges(tell):
     ("words", "message"),
     [
         (("--engine", "slurm"), "unknown engine 'slurm'; known: local, ray, ray://HOST"),
+        (
+            ("--runs", "s3://bucket/runs"),
+            "s3:/bucket/runs is an address; give a folder, with several nodes one that all",
+        ),
         (("--engine", "ray://127.0.0.1:1"), "no Ray cluster answers at ray://127.0.0.1:1: Connection refused"),
         (("--engine", "ray://127.0.0.1:x"), "no Ray cluster answers at ray://127.0.0.1:x"),
         (("--per-run", "cpus=1"), "--per-run is what a run asks a Ray cluster for: add --engine ray, or leave it out"),
@@ -419,9 +421,22 @@ def test_seeds_of_a_comparison_and_candidates_of_auto_are_done_side_by_side(clus
     assert local == spread and local.count("\n") == 5
 
 
-def test_without_a_cluster_one_is_started_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("left", [None, "127.0.0.1:1"])
+def test_without_a_cluster_one_is_started_and_leaves_no_process(tmp_path, monkeypatch, left):
+    """Also where a cluster that was killed has left its address."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    before = of_ray()
-    run = start(sweep(tmp_path, epochs=1), tmp_path, "--engine", "ray")  # without RAY_ADDRESS
-    assert "3 done now, 0 before, 0 left, 0 failed" in finished(run)
-    assert not gone(of_ray().keys() - before.keys())
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # tmp_path would be too long for its sockets
+        monkeypatch.setenv("RAY_TMPDIR", folder)  # or another cluster of this machine would be found
+        if left is not None:
+            (Path(folder) / "ray").mkdir()
+            (Path(folder) / "ray" / "ray_current_cluster").write_text(left)
+        run = start(sweep(tmp_path, epochs=1), tmp_path, "--engine", "ray")  # without RAY_ADDRESS
+        assert "3 done now, 0 before, 0 left, 0 failed" in finished(run)
+        assert list(Path(folder).glob("ray/session_*/logs")) and not gone(partial(of_ray, folder))
+
+
+def test_an_address_that_nobody_answers_at_is_refused_at_once(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(InputError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: Connection refused; start one"):
+        done_and_failed(tmp_path, Engine("ray"), a=nowhere)

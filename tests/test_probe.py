@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import csada
-from csada.data import folder
+from csada.data.images import load
 from csada.methods import METHODS
 from csada.workflow.fit import improve
 from csada.workflow.probe import Probe, mistakes, pictures
@@ -68,7 +68,7 @@ def test_mistakes_in_a_folder_of_images_keep_the_names_of_their_files(tmp_path):
         (tmp_path / "photos" / label).mkdir(parents=True)
         for i, image in enumerate(images):
             Image.fromarray(image).save(tmp_path / "photos" / label / f"{label} {i}.png")
-    splits = folder.load(tmp_path / "photos", size=8)
+    splits = load(tmp_path / "photos", size=8)
     start = csada.Classifier.of(csada.models.create("cnn", 2, channels=3, size=8), splits, architecture="cnn")
     found = improve(start, splits, csada.CostMatrix([[0, 1], [5, 0]], ("a", "b")), options={"epochs": 0}).evidence
     assert len(found.mistaken) == len(found.arrays["mistakes"]) > 0

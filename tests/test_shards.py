@@ -10,7 +10,9 @@ from samples import jpeg, refused, write_folder
 from test_cli import csada as program
 
 import csada.data
+from csada.data.shards import gathered
 from csada.data.splits import PARTS
+from csada.errors import InputError
 from csada.sample import Sample
 from csada.tars import reader, walk
 from csada.workflow.predict import Model, predict
@@ -88,7 +90,7 @@ def remote():
 def test_neighbours_in_a_remote_shard_come_in_one_request(tmp_path, monkeypatch, remote, in_memory):
     files, asked = remote
     if not in_memory:
-        monkeypatch.setattr("csada.data.folder.IN_MEMORY", 0)
+        monkeypatch.setattr("csada.data.images.IN_MEMORY", 0)
     for i in range(2):
         shard = write(tmp_path / f"s/p-{i}.tar", keyed(40 * i, 40))
         files.pipe(f"/photos/p-{i}.tar", shard.read_bytes())
@@ -117,8 +119,21 @@ def test_a_remote_folder_is_one_of_shards(tmp_path, remote):
         files.pipe(f"/photos/{part}/p.tar", write(tmp_path / f"s/{part}/p.tar", keyed(first, 10)).read_bytes())
     splits = csada.data.load("memory://photos", size=16)
     assert splits.fingerprint == csada.data.load(tmp_path / "s", size=16).fingerprint
+    cats = write(tmp_path / "cats.tar", {f"cat/{i}.jpg": jpeg(i) for i in range(9)})
+    files.pipe("/photos/cats/p.tar", cats.read_bytes())
+    refused("memory://photos/cats has the single class cat", "memory://photos/cats")
     files.pipe("/photos/images/a.jpg", jpeg(0))
     refused("there is no file memory://photos/images; give a tar file, a folder of them", "memory://photos/images")
+
+
+def test_a_remote_shard_that_goes_away_while_it_is_read_is_named(tmp_path, remote):
+    files, _ = remote
+    files.pipe("/photos/p.tar", write(tmp_path / "p.tar", keyed(0, 10)).read_bytes())
+    files.pipe("/photos/other.txt", b"")
+    found = gathered("memory://photos")
+    files.rm("/photos/p.tar")
+    with pytest.raises(InputError, match=r"000000\.jpg cannot be read: .*/photos/p\.tar"):
+        found.decode(list(found.where), 16, None)
 
 
 def test_a_new_shard_moves_no_image(tmp_path):
@@ -155,6 +170,16 @@ def test_a_shard_that_is_cut_off_is_named_and_used_up_to_there_if_asked(tmp_path
     assert shown.returncode == 0 and "cut off" in shown.stderr
     shown = program("data", "show", tmp_path / "s")
     assert shown.returncode == 2 and shown.stderr.count("\n") == 1 and "p-1.tar is cut off" in shown.stderr
+
+
+def test_an_image_whose_class_is_behind_the_cut_is_left_out(tmp_path):
+    write(tmp_path / "s/p-0.tar", keyed(0, 60))
+    shard = write(tmp_path / "s/p-1.tar", {"000060.jpg": jpeg(60), "000060.cls": b"cat"})
+    with tarfile.open(shard) as tar:
+        os.truncate(shard, tar.getmembers()[-1].offset)
+    splits = csada.data.load(tmp_path / "s", size=16, skip_bad=True)
+    assert sum(map(len, splits.parts.values())) == 60
+    assert splits.skipped == ("p-1.tar: cut off; the 0 images before the cut are used",)
 
 
 def test_links_and_devices_are_passed_over(tmp_path):
@@ -214,7 +239,7 @@ def test_predict_reads_the_images_of_a_shard(tmp_path):
 def test_parts_of_a_large_set_stay_on_the_disk(tmp_path, monkeypatch):
     write(tmp_path / "p.tar", keyed(0, 60))
     small = csada.data.load(tmp_path / "p.tar", size=16)
-    monkeypatch.setattr("csada.data.folder.IN_MEMORY", 0)
+    monkeypatch.setattr("csada.data.images.IN_MEMORY", 0)
     large = csada.data.load(tmp_path / "p.tar", size=16)
     assert len({part.x.untyped_storage().data_ptr() for part in large.parts.values()}) == 1  # one map
     assert len({part.x.untyped_storage().data_ptr() for part in small.parts.values()}) == 3

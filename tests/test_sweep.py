@@ -53,15 +53,13 @@ def run_here(path, folder):
 def start(spec, folder, *more, address="", **kw):
     command = [sys.executable, "-m", "csada", "reproduce", spec, "--scale", "smoke"]
     command += ["--runs", folder / "runs", "--results", folder / "results", *more]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [*map(str, command)], stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT | {"RAY_ADDRESS": address}, **kw
-    )
+    pipe, own = subprocess.PIPE, os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": address}
+    return subprocess.Popen([*map(str, command)], stdout=pipe, stderr=pipe, text=True, env=own, **kw)
 
 
 def finished(process):
     try:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=900)
     finally:
         process.kill()
     assert process.returncode == 0, err

@@ -46,6 +46,20 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, [cell.strip() for cell in row]
 
 
+def read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The header, empty where the file is, and the rows with the number of their line, each as long as the header."""
+    rows = read_rows(path)
+    _, header = next(rows, (0, list[str]()))
+
+    def checked() -> Iterator[tuple[int, list[str]]]:
+        for line, row in rows:
+            if len(row) != len(header):
+                raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
+            yield line, row
+
+    return header, checked()
+
+
 def _parquet_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     table = parquet.opened(path)
     # an index of pandas comes first and has no name, as in a CSV file

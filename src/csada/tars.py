@@ -26,7 +26,8 @@ from csada.pixels import SUFFIXES
 
 SUFFIX, LABEL = ".tar", ".cls"
 LONGEST = 1 << 16  # bytes of a class's name, or of a header's extension
-PARTS = ("train", "valid", "validation", "val", "dev", "test")  # folders that are parts
+VALIDATION = ("valid", "validation", "val", "dev")
+PARTS = ("train", *VALIDATION, "test")  # folders that are parts
 
 
 class CutOff(InputError):
@@ -55,9 +56,9 @@ def is_remote(place: str) -> bool:
 
 def is_shards(place: str) -> bool:
     """Whether it names tar files: one, a pattern, an address, or a folder that holds some and no class folders of images."""
-    if place.lower().endswith(SUFFIX):
-        return is_remote(place) or not os.path.isdir(place)
-    return not is_remote(place) and os.path.isdir(place) and bool(_in_folder(Path(place)))
+    if is_remote(place):
+        return True
+    return bool(_in_folder(Path(place))) if os.path.isdir(place) else place.lower().endswith(SUFFIX)
 
 
 def expanded(place: str) -> list[str]:

@@ -50,7 +50,16 @@ def bound_cache(gigabytes: float | None) -> float | None:
     return gigabytes
 
 
-OutDir = Annotated[Path, Option("--out", help="The folder to write to.")]
+def no_address(folder: Path) -> Path:
+    """s3://bucket would be a folder named s3: here."""
+    if folder.parts[:1] and folder.parts[0].endswith(":"):
+        raise InputError(f"{folder} is an address; give a folder, with several nodes one that all of them share")
+    return folder
+
+
+OutDir = Annotated[Path, Option("--out", callback=no_address, help="The folder to write to.")]
+RUNS = "Folder of runs; an interrupted one resumes there."
+RunsDir = Annotated[Path, Option("--runs", callback=no_address, help=RUNS)]
 DataSet = Annotated[str, Argument(help="A data set's name, a folder or tar files of images, or a CSV or Parquet file.")]
 DataDir = Annotated[Path | None, Option(help="The folder of the data set's files.")]
 Scale = Annotated[float, Option(help="The fraction of the data to use.")]

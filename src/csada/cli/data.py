@@ -71,11 +71,10 @@ def data_show(
 
 def _small(data: str, data_dir: Path | None) -> int | None:
     """Images of one's own as small as they are: nothing here needs more pixels."""
-    from csada.data import find, folder, shards
+    from csada.data import IMAGES, find
     from csada.workflow.project import images
 
-    is_folder = find(data, data_dir)[0] in (folder.__name__, shards.__name__)
-    return min(images(data, data_dir)[0] or 224, 224) if is_folder else None
+    return min(images(data, data_dir)[0] or 224, 224) if find(data, data_dir)[0] == IMAGES else None
 
 
 @data_app.command("fetch")

@@ -135,7 +135,7 @@ def reproduce(
     show: Annotated[
         bool, typer.Option("--list", help="List the experiments: what is done, and how long the rest takes.")
     ] = False,
-    runs: Annotated[Path, typer.Option(help="Folder of the runs; an interrupted one resumes there.")] = Path("runs"),
+    runs: cli.RunsDir = Path("runs"),
     results: Annotated[Path, typer.Option(help="Folder of the records; what they hold is not run again.")] = Path(
         "results"
     ),
@@ -230,9 +230,7 @@ def study(
         bool, typer.Option("--list", help="List the data sets: what is trained, and what is judged.")
     ] = False,
     results: Annotated[Path, typer.Option(help="Folder of the libraries and of the record.")] = Path("results"),
-    runs: Annotated[Path, typer.Option(help="Folder of the trainings; an interrupted one resumes there.")] = Path(
-        "runs"
-    ),
+    runs: cli.RunsDir = Path("runs"),
     minutes: Annotated[
         float | None, typer.Option("--time", min=0, help="Minutes of training: no network is begun after them.")
     ] = None,

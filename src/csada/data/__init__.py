@@ -45,6 +45,7 @@ SOURCES = {
     "pmi": "csada.data.pmi",
     "toy": "csada.data.toy",
 }
+IMAGES = "csada.data.images"
 BUILTIN = "builtin:"  # before a name of SOURCES: that one, whatever folders there are
 
 
@@ -89,7 +90,7 @@ def _check(options: Mapping[str, Any], name: str, data_dir: StrPath | None) -> N
 def find(name: str, data_dir: StrPath | None = None) -> tuple[str, StrPath | None]:
     """The module that reads it, and what that module is handed: the folder or file, or the place of a named set."""
     if is_remote(name):
-        return "csada.data.shards", name
+        return IMAGES, name
     where = Path(data_dir or "").expanduser() / Path(name).expanduser()
     if name in SOURCES and name != "pmi" and _has_images(where):  # a folder called pmi holds the set itself
         raise InputError(
@@ -98,10 +99,8 @@ def find(name: str, data_dir: StrPath | None = None) -> tuple[str, StrPath | Non
         )
     if (source := name.removeprefix(BUILTIN)) in SOURCES:
         return SOURCES[source], data_dir
-    if is_shards(str(where)):
-        return "csada.data.shards", where
-    if where.is_dir():
-        return "csada.data.folder", where
+    if where.is_dir() or is_shards(str(where)):
+        return IMAGES, where
     if where.is_file():
         return "csada.data.scores" if is_scores(where) else "csada.data.table", where
     hint = did_you_mean(source, SOURCES)
@@ -123,18 +122,17 @@ def counts(
     """Part -> class -> samples, as `load` would make them; a folder's images are counted and not decoded."""
     module, where = find(os.fspath(name_or_path), data_dir)
     _check(options, os.fspath(name_or_path), data_dir)
-    if module in ("csada.data.folder", "csada.data.shards"):
-        from csada.data import folder, shards
+    if module == IMAGES and where is not None:
+        from csada.data import images
 
-        root, tar = Path(str(where)), module == "csada.data.shards"
-        listing = shards.gathered(str(where)).listing(0.1, 0) if tar else folder.listed(root)
-        on_warnings(*listing.warnings)
-        return folder.counted(root, listing.parts)
+        found, warnings = images.counts(where)
+        on_warnings(*warnings)
+        return found
     if module in ("csada.data.pills", "csada.data.pmi"):  # to draw or decode them takes minutes; the numbers are known
         from csada.data.pmi import PRODUCTS
 
         return {part: {product.ndc: getattr(product, part) for product in PRODUCTS} for part in PARTS}
     splits = load(name_or_path, data_dir, **options)
     on_warnings(*splits.warnings)
-    found = {name: part.y.bincount(minlength=len(splits.classes)).tolist() for name, part in splits.parts.items()}
-    return {name: dict(zip(splits.classes, counted, strict=True)) for name, counted in found.items()}
+    counted = {name: part.y.bincount(minlength=len(splits.classes)).tolist() for name, part in splits.parts.items()}
+    return {name: dict(zip(splits.classes, each, strict=True)) for name, each in counted.items()}

@@ -112,7 +112,8 @@ def _readable(name: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}; make it a readable file or take it away") from None
+        why = error.strerror or error  # fsspec gives no other
+        raise InputError(f"{name} cannot be read: {why}; make it a readable file or take it away") from None
 
 
 def decode(

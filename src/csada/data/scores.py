@@ -34,7 +34,7 @@ from csada.costs import did_you_mean
 from csada.data.splits import PARTS, Part, Splits, as_ids, by_content, hashed, scaled
 from csada.errors import InputError
 from csada.files import StrPath, regular
-from csada.rows import MISSING, as_written, decimal_sign, number, read_rows
+from csada.rows import MISSING, as_written, decimal_sign, number, read_table
 
 KINDS = {"p:": "p", "z:": "z", "logit:": "z"}  # how the names of columns start: probabilities or logits
 PLACED = (".npz", parquet.SUFFIX)  # files that have rows and no lines
@@ -133,7 +133,7 @@ def is_scores(path: Path) -> bool:
     if path.suffix.lower() == ".npz":
         return True
     try:
-        _, header = next(read_rows(path), (0, []))
+        header, _ = read_table(path)
     except InputError:
         return False  # who reads it says why
     return sum(kind(name) is not None for name in header) > 1
@@ -224,8 +224,7 @@ def _twice(names: Sequence[str]) -> list[str]:
 
 
 def _csv(path: Path) -> tuple[list[str], Iterator[Chunk]]:
-    rows = read_rows(path)
-    _, header = next(rows, (0, []))
+    header, rows = read_table(path)
     columns, others = _columns(path, header)
     places, decimal = [header.index(name) for name in columns], decimal_sign(path)
 
@@ -237,9 +236,6 @@ def _csv(path: Path) -> tuple[list[str], Iterator[Chunk]]:
 
     def chunks() -> Iterator[Chunk]:
         while some := list(islice(rows, CHUNK)):
-            for line, row in some:
-                if len(row) != len(header):
-                    raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
             try:
                 cells = [[row[place] for place in places] for _, row in some]
                 if decimal != "." or any("_" in cell for row in cells for cell in row):  # NumPy reads 1_0 as 10

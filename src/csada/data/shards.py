@@ -7,7 +7,6 @@ not a shuffle within shards.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,13 +20,13 @@ import numpy as np
 from csada import tars
 from csada.data.cache import Decoded, decode, seal, sealed
 from csada.data.fetch import Progress
-from csada.data.folder import VALIDATION, Listing, Parts, arranged, assembled
-from csada.data.splits import Splits, as_ids, hashed
+from csada.data.folder import Listing, Parts, arranged
+from csada.data.splits import as_ids, hashed
 from csada.data.store import entry
 from csada.errors import InputError
-from csada.files import StrPath, printable
-from csada.pixels import SUFFIXES, opened
-from csada.tars import CutOff, Member
+from csada.files import printable
+from csada.pixels import SUFFIXES
+from csada.tars import VALIDATION, CutOff, Member
 
 
 @dataclass(frozen=True)
@@ -38,40 +37,20 @@ class Shards:
     stamps: dict[str, list[Any]]
     cut: tuple[str, ...]  # what is said of shards that end too early
 
-    def listing(self, validation: float, seed: int) -> Listing:
+    def listing(self, validation: float = 0.1, seed: int = 0) -> Listing:
         found: Parts = {}
         for name in self.where:  # in the order of the shards, in which they are read
             first = name.split("/")[0] if name.count("/") == 2 else ""
             found.setdefault("validation" if first in VALIDATION else first, []).append(name)
-        if given := [part for part in found if part]:
-            for needed in ("train", "test", *found):
-                if needed not in found or "" in found:
-                    raise InputError(
-                        f"{self.place} has the parts {', '.join(given)}; all images need one, and train and test"
-                    )
+        if (given := [part for part in found if part]) and ("" in found or not {"train", "test"} <= found.keys()):
+            raise InputError(f"{self.place} has the parts {', '.join(given)}; all images need one, and train and test")
         ids = np.array([self.ids[name] for names in found.values() for name in names], np.uint64)
-        return arranged(Path(self.place), found, ids, validation, seed)
+        return arranged(self.place, found, ids, validation, seed)
 
     def decode(self, names: Sequence[str], size: int, on_progress: Progress | None) -> Decoded:
         identity = ["shards", sorted(self.stamps.items()), hashed(["\n".join(names).encode()]).hex()]
         read = tars.reader()
         return decode(identity, lambda: [(name, partial(read, *self.where[name])) for name in names], size, on_progress)
-
-
-def load(
-    path: StrPath,
-    scale: float = 1.0,
-    seed: int = 0,
-    size: int = 224,
-    validation: float = 0.1,
-    flip: bool = False,
-    skip_bad: bool = False,
-    on_progress: Progress | None = None,
-) -> Splits:
-    """The options are those of `csada.data.folder.load`. `skip_bad` also uses what a shard that is cut off has."""
-    found = gathered(str(path), skip_bad)
-    listing = found.listing(validation, seed)
-    return assembled(Path(path), listing, found.decode, scale, seed, size, flip, skip_bad, on_progress, found.cut)
 
 
 def gathered(place: str, skip_bad: bool = False) -> Shards:
@@ -92,19 +71,6 @@ def gathered(place: str, skip_bad: bool = False) -> Shards:
     if not where:
         raise InputError(f"{place} holds no images; a shard has KEY.jpg and KEY.cls, or CLASS/KEY.jpg")
     return Shards(place, where, ids, stamps, tuple(cut))
-
-
-def shorter_side(place: str, sample: int = 25) -> int:
-    """The median over some of the images, in pixels."""
-    found = list(gathered(place, skip_bad=True).where.values())
-    sides, read = [], tars.reader(ahead=0)
-    for each in found[:: -(-len(found) // sample)]:
-        with (
-            suppress(InputError, OSError),
-            opened(io.BytesIO(read(*each))) as image,
-        ):  # broken ones are found by `load`
-            sides.append(min(image.size))
-    return int(np.median(sides or [224]))
 
 
 Row = tuple[str, int, int, int]  # name, offset, size, id
@@ -128,7 +94,7 @@ def _index(shard: str, known_by: list[Any]) -> tuple[list[Row], str]:
                 images.append((member, int(as_ids(hashed([content]))[0])))
     except CutOff as error:
         why = str(error)
-        if images and labels and _key(images[-1][0].name) not in labels and "/" not in images[-1][0].name:
+        if images and _key(images[-1][0].name) not in labels and "/" not in images[-1][0].name:
             images.pop()  # its class is behind the cut
     named = [(_named(shard, member, labels), member.offset, member.size, key) for member, key in images]
     rows = [row for row in named if row[0]]

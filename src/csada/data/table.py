@@ -34,7 +34,7 @@ from csada.rows import (
     encoded,
     number_or_nan,
     numbers_or_nan,
-    read_rows,
+    read_table,
     said_of_unknown,
     unknown,
 )
@@ -266,7 +266,7 @@ def _header(path: Path, label: str | None) -> tuple[list[str], int, list[str]]:
     if not is_parquet(path):  # it has bounds of its own
         with suppress(OSError):  # who reads it says what is wrong
             check("table", size := path.stat().st_size, f"{path} has {size:,} bytes")
-    _, header = next(read_rows(path), (0, []))
+    header, _ = read_table(path)
     if not header:
         raise InputError(f"{path} is empty; it needs a header and rows")
     warnings, first = [], int(header[0] in INDEX and header[0] != label)
@@ -286,12 +286,8 @@ def _header(path: Path, label: str | None) -> tuple[list[str], int, list[str]]:
 
 def _chunks(path: Path) -> Iterator[tuple[list[int], list[tuple[str, ...]]]]:
     """Some rows at a time: the numbers of their lines, and their cells by column."""
-    rows = read_rows(path)
-    _, header = next(rows)
+    header, rows = read_table(path)
     while some := list(islice(rows, max(CELLS // len(header), 1))):
-        for line, row in some:
-            if len(row) != len(header):
-                raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
         yield [line for line, _ in some], list(zip(*(row for _, row in some), strict=True))
 
 

@@ -32,7 +32,7 @@ from csada.folders import CONFIG, locked
 from csada.models.saved import signature
 from csada.reading import build, parse_json, plain, read_text, sha256, write_json
 from csada.report.card import card
-from csada.rows import read_rows
+from csada.rows import read_table
 from csada.workflow.evaluate import part_for
 
 FILE = "checks.json"
@@ -208,8 +208,7 @@ def read_groups(path: Path, splits: Splits, needed: Sequence[str], source: str =
     every = {name for part in splits.parts.values() for name in part.names or ()}
     if not every:
         raise InputError(f"{splits.name} has neither files nor rows, so --groups {path} cannot name its samples")
-    lines = read_rows(path)
-    _, header = next(lines, (0, []))
+    header, lines = read_table(path)
     columns = [name.casefold() for name in header]
     first = next((name for name in ("file", "row") if name in columns), None)
     if first is None or "group" not in columns:
@@ -217,7 +216,7 @@ def read_groups(path: Path, splits: Splits, needed: Sequence[str], source: str =
     at, prefix, groups = (columns.index(first), columns.index("group")), f"{Path(source).as_posix()}/", dict[str, str]()
     strange = []
     for line, row in lines:
-        if len(row) != len(header) or not all(row[i] for i in at):
+        if not all(row[i] for i in at):
             raise InputError(f"{path}, line {line}: a {first} and its group are needed")
         name, group = (row[i] for i in at)
         name = name if name in every else Path(name).as_posix().removeprefix(prefix)

@@ -19,11 +19,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import LifoQueue
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -284,11 +285,12 @@ def processes(workers: int) -> Iterator[Callable[..., Future[Any]]]:
         finally:
             free.put(pool)
 
+    others = set(multiprocessing.active_children())  # of whoever called us
     with ThreadPoolExecutor(workers) as threads:
         try:
             yield partial(threads.submit, inside)
         except BaseException:  # Ctrl-C as well
-            for process in multiprocessing.active_children():
+            for process in set(multiprocessing.active_children()) - others:
                 process.terminate()  # what they work on resumes from its checkpoint
             raise
         finally:
@@ -321,13 +323,12 @@ def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[
         import ray
     except ImportError:
         raise InputError(f"--engine {engine.name} needs Ray: pip install 'csada[ray]', or leave it out") from None
-    address = None if engine.name == "ray" else reachable(engine.name)
+    address = running() if engine.name == "ray" else reachable(engine.name)
+    dashboard = False if address == "local" else None
     try:
-        ray.init(
-            address, include_dashboard=None if address else False, log_to_driver=False, logging_level=logging.ERROR
-        )
+        ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray's own exceptions share no other base
-        raise RunError(f"no Ray cluster at {address or 'this machine'}: {' '.join(str(error).split())[:200]}") from None
+        raise RunError(f"no Ray cluster at {address}: {' '.join(str(error).split())[:200]}") from None
 
     def nodes() -> list[dict[str, float]]:
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -352,12 +353,25 @@ def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[
         ray.shutdown()
 
 
+def running() -> str:
+    """The address of the cluster that RAY_ADDRESS names, or that was started on this machine; local where there is none."""
+    if given := os.environ.get("RAY_ADDRESS"):
+        return reachable(given)
+    with suppress(OSError, InputError):  # a cluster that was killed leaves its address
+        return reachable(Path(os.environ.get("RAY_TMPDIR") or gettempdir(), "ray", "ray_current_cluster").read_text())
+    return "local"
+
+
 def reachable(address: str) -> str:
-    """The address with its port; refused within seconds where nobody answers, while Ray would try for minutes."""
+    """Refused within seconds where nobody answers, while Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").partition(":")
+    if address.startswith("ray://"):
+        address = f"ray://{host}:{port or 10001}"  # where clients are served
+    elif not port:  # one of Ray's words: auto, local
+        return address
     try:
         socket.create_connection((host, int(port or 10001)), timeout=5).close()
     except (OSError, ValueError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise InputError(f"no Ray cluster answers at {address}: {why}; start one with ray start --head") from None
-    return f"ray://{host}:{port or 10001}"
+    return address

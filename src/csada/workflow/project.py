@@ -19,7 +19,8 @@ import numpy as np
 
 from csada.classifier import deployed
 from csada.costs import did_you_mean
-from csada.data import BUILTIN, Splits, find, folder, shards
+from csada.data import BUILTIN, IMAGES, Splits, find
+from csada.data.images import shorter_side
 from csada.errors import InputError
 from csada.evidence import Evidence, Training
 from csada.reading import build, parse_json, plain, read_toml
@@ -252,10 +253,8 @@ def images(data: str, data_dir: Path | None = None) -> tuple[int | None, bool]:
     """The side of the images, None where there are none; and whether they can be resized when they are loaded."""
     module, where = find(data, data_dir)
     name = data.removeprefix(BUILTIN)
-    if module == folder.__name__ and where is not None:
-        return folder.shorter_side(where), True
-    if module == shards.__name__:
-        return shards.shorter_side(str(where)), True
+    if module == IMAGES and where is not None:
+        return shorter_side(where), True
     return {"digits": 8, "mnist": 28, "cifar10": 32, "pills": 224, "pmi": 224}.get(name), name in ("pills", "pmi")
 
 

@@ -29,7 +29,7 @@ from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 from csada.reading import read_text
 from csada.report.card import escaped, verdict
 from csada.report.difference import PICTURED, Changed
-from csada.rows import as_written, decimal_sign, number, read_rows
+from csada.rows import as_written, decimal_sign, number, read_table
 from csada.workflow.probe import is_pictures, pictures
 from csada.workflow.runs import environment
 
@@ -47,8 +47,7 @@ Labels = NDArray[np.int64]
 def read_priors(path: str | Path, classes: Sequence[str]) -> Floats:
     """[K]: the class frequencies of a CSV file with the columns class and frequency (or share, or count)."""
     path = Path(path)
-    rows = read_rows(path)
-    _, header = next(rows, (0, []))
+    header, rows = read_table(path)
     column = next((name for name in SHARES if name in header), None)
     if "class" not in header or column is None:
         raise InputError(
@@ -56,8 +55,6 @@ def read_priors(path: str | Path, classes: Sequence[str]) -> Floats:
         )
     decimal, found = decimal_sign(path), dict[str, float]()
     for line, row in rows:
-        if len(row) != len(header):
-            raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
         name, text = as_written(row[header.index("class")]), row[header.index(column)]
         if name not in classes or name in found:
             why = "is there already" if name in found else f"is unknown{did_you_mean(name, classes)}"

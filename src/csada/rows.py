@@ -46,6 +46,23 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, [cell.strip() for cell in row]
 
 
+def records(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
+    """The header, and each row by the names of its columns, as it was written. A name twice, or a row that is longer or
+    shorter, is refused."""
+    rows = read_rows(path)
+    _, header = next(rows, (0, []))
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        raise InputError(f"{path} has several columns named {twice[0]!r}; rename them")
+
+    def named() -> Iterator[tuple[int, dict[str, str]]]:
+        for line, row in rows:
+            if len(row) != len(header):
+                raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
+            yield line, dict(zip(header, map(as_written, row), strict=True))
+
+    return header, named()
+
+
 def _parquet_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     table = parquet.opened(path)
     # an index of pandas comes first and has no name, as in a CSV file

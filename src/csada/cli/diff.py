@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from csada.cli import common as cli
-from csada.errors import InputError
 
 
 @cli.app.command()
@@ -61,10 +60,7 @@ def diff(
         ]
         cards = changed_samples(second, splits, part, found, seen)
         title = f"{splits.name}, {part}: {old.name} and {new.name}"
-        try:
-            write_text(out, difference_page(title, found.verdict, found.moves, rows, cards), errors="replace")
-        except OSError as error:
-            raise InputError(f"cannot write {out}: {error.strerror}; choose another place with --out") from None
+        write_text(out, difference_page(title, found.verdict, found.moves, rows, cards), errors="replace")
     if as_json:
         told: dict[str, Any] = {"old": str(old), "new": str(new), "data": splits.name, "part": part}
         told |= {"samples": len(found.labels), "changed": len(found.changed), "verdict": found.verdict}

@@ -24,7 +24,7 @@ from csada.models import create
 from csada.rows import cell
 from csada.workflow.fit import improve
 
-FEWEST = 20  # labelled rows of validation; fewer calibrate nothing
+CALIBRATING = 20  # labelled rows of validation; fewer calibrate nothing
 
 
 class Row(NamedTuple):
@@ -47,7 +47,7 @@ def fitted(
     """A classifier without a network: how to decide by such scores, with the evidence of the labelled rows.
 
     budget: points of accuracy that may be lost on validation. refer, limits: as for `improve`.
-    With fewer than FEWEST labelled rows in validation, or none in test, the scores are taken as they are: the rule decides
+    With fewer than CALIBRATING labelled rows in validation, or none in test, the scores are taken as they are: the rule decides
     by the costs alone, and there is no evidence.
     """
     arguments: dict[str, Any] = {} if table.floor is None else {"floor": table.floor}
@@ -60,7 +60,7 @@ def fitted(
     if limits is not None:
         raise InputError(
             f"{table.name} has {len(table.fitting[0])} labelled rows for validation and {len(table.fitting[1])} for test; "
-            f"limits need {FEWEST} of validation and some of test: fill in labels"
+            f"limits need {CALIBRATING} of validation and some of test: fill in labels"
         )
     rule = MinimumExpectedCost(costs)
     price = costs.referral_cost
@@ -72,7 +72,7 @@ def fitted(
 
 def is_calibrated(table: ScoreTable) -> bool:
     validation, test = map(len, table.fitting)
-    return validation >= FEWEST and test > 0
+    return validation >= CALIBRATING and test > 0
 
 
 def decided(classifier: Classifier, table: ScoreTable, log: Log | None = None) -> Iterator[Row]:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -589,6 +590,23 @@ def test_the_page_opens_and_says_when_not_to_trust_it(folder, classifier, tmp_pa
         )
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert not wrong
+
+
+@pytest.mark.parametrize("every", ["60", "75", "100"])
+def test_names_of_periods_in_a_chart_do_not_overlap(folder, log, tmp_path, every):
+    found = monitor(folder, log, every)
+    (tmp_path / "page.html").write_text(page(found))
+    with chromium() as browser:
+        tab = browser.new_page(viewport={"width": 1200, "height": 800})
+        tab.goto((tmp_path / "page.html").as_uri())
+        places = tab.eval_on_selector_all(
+            "#cost-chart text",
+            "all => all.filter(t => / to /.test(t.textContent)).map(t => [t.textContent, t.getBoundingClientRect()])",
+        )
+    places.sort(key=lambda each: each[1]["left"])
+    assert len(places) >= 2 and places[-1][0] == found.periods[-1].name
+    for (_, one), (_, other) in pairwise(places):
+        assert one["right"] < other["left"]
 
 
 def test_charts_name_periods_leave_gaps_and_pairs_are_counted(folder, log):

@@ -253,7 +253,7 @@ def _moment(seconds: float) -> str:
 def _pair(chunk: Chunk, costs: CostMatrix, y: int, z: int, found: Decisions, truth: Array | None) -> PairCount:
     only = np.zeros(costs.values.shape)
     only[y, z] = 1.0
-    n, (value, (low, high), _) = len(found), chunk.estimate(only)
+    n, (value, (low, high)) = len(found), chunk.estimate(only)
     cases = max(float(chunk.frequencies[y]) * n, 1.0)
     counted = None if truth is None else int(((truth == y) & (found.predicted == z)).sum())
     rates = min(value * n / cases, 1.0), min(low * n / cases, 1.0)

@@ -54,12 +54,13 @@ def fitted(
     network = create("scores", len(table.classes), **arguments)
     takes = Input((len(table.columns),), "float32", table.columns)
     start = Classifier((Member(network, "scores", arguments),), takes, table.classes)
-    if is_calibrated(table):
+    validation, test = map(len, table.fitting)
+    if validation >= CALIBRATING and test > 0:
         common: dict[str, Any] = {"budget": budget, "refer": refer, "limits": limits}
         return improve(start, table.splits(), costs, "cross_entropy", {"epochs": 0}, **common)
     if limits is not None:
         raise InputError(
-            f"{table.name} has {len(table.fitting[0])} labelled rows for validation and {len(table.fitting[1])} for test; "
+            f"{table.name} has {validation} labelled rows for validation and {test} for test; "
             f"limits need {CALIBRATING} of validation and some of test: fill in labels"
         )
     rule = MinimumExpectedCost(costs)
@@ -68,11 +69,6 @@ def fitted(
         return replace(start, costs=costs, decision=Decision.of(rule))
     above = 0.0 if refer is None else threshold_for_budget(table.logits(slice(None)), rule, refer)
     return replace(start, costs=costs, decision=Decision.of(Abstention(rule, max(above, price or 0.0))))
-
-
-def is_calibrated(table: ScoreTable) -> bool:
-    validation, test = map(len, table.fitting)
-    return validation >= CALIBRATING and test > 0
 
 
 def decided(classifier: Classifier, table: ScoreTable, log: Log | None = None) -> Iterator[Row]:

@@ -51,7 +51,7 @@ def records(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]
     shorter, is refused."""
     rows = read_rows(path)
     _, header = next(rows, (0, []))
-    if twice := [name for name in header if name and header.count(name) > 1]:
+    if twice := [name for name, times in Counter(header).items() if name and times > 1]:
         raise InputError(f"{path} has several columns named {twice[0]!r}; rename them")
 
     def named() -> Iterator[tuple[int, dict[str, str]]]:

@@ -122,15 +122,12 @@ def _show(found: Monitored) -> None:
     for each in found.periods[-ROWS:]:
         share = f"{100 * each.referred / each.decisions:.1f} %" if each.decisions else "-"
         real = f"{100 * each.truth.mean_cost:.2f}" if each.truth else "-"
-        if each.cost is None:
-            estimate, told = ("-", "-"), "too few decisions" if each.decisions else "no decisions"
-        else:
+        cost, band, told = "-", "-", "too few decisions" if each.decisions else "no decisions"
+        if each.cost is not None:
             low, high = (100 * end for end in each.cost.band)
-            estimate, told = (
-                (f"{100 * each.cost.value:.2f}", f"{low:.2f} to {high:.2f}"),
-                "no" if each.trusted else "YES",
-            )
-        rows.append((each.name, f"{each.decisions:,}", share, *estimate, real, told))
+            cost, band = f"{100 * each.cost.value:.2f}", f"{low:.2f} to {high:.2f}"
+            told = "no" if each.trusted else "YES"
+        rows.append((each.name, f"{each.decisions:,}", share, cost, band, real, told))
     cli.say("Cost per 100 decisions; changed: more than class frequencies did, so that no estimate holds.")
     cli.show_table(("decisions", "referred", "cost", "95 %", "real", "changed"), rows)
     if len(found.periods) > ROWS:

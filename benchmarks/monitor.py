@@ -350,6 +350,19 @@ def table(record):
     return "\n".join(lines)
 
 
+def speed_table(record):
+    """A million decisions, as the page on benchmarks shows them."""
+    lines = ["| `--every` | periods | without labels | with as many late labels |", "| --- | ---: | ---: | ---: |"]
+    labelled = ", as many late labels"
+    for name, row in record["speed"].items():
+        if not name.endswith(labelled):
+            both = [
+                f"{each['seconds']:.0f} s, {each['peak_mb']:.0f} MB" for each in (row, record["speed"][name + labelled])
+            ]
+            lines.append(f"| {name.rpartition(' ')[2]} | {row['periods']:,} | {' | '.join(both)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     what, *names = sys.argv[1:] or ["shift"]

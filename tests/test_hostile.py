@@ -429,7 +429,7 @@ def test_no_command_overwrites_a_file_of_others_unless_told_to(tmp_path, monkeyp
     assert inside(*["evaluate", "model", "table.csv", "--scores", "scores.csv", "--seen", "keep"]).returncode == 0
     assert inside(*["predict", "model", "new.csv", "--out", "first.csv", "--log", "log.jsonl"]).returncode == 0
     for name, (command, setting) in WRITERS.items():
-        notes = Path("notes.png" if setting == "figure" else "notes.txt")
+        notes = Path(f"notes.{ {'figure': 'png', 'suggest-priors': 'csv'}.get(setting, 'txt') }")
         notes.write_text("mine")
         more = {"evaluate": ["--seen", "keep"], "monitor": ["--every", "400", "--no-change"]}.get(
             command.split()[0], []

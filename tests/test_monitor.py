@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -322,6 +323,10 @@ def test_late_labels_set_the_truth_beside_the_estimate(folder, log, tmp_path):
     assert "1 has two labels" in refused("monitor", folder, log, "--labels", late)
     late.write_text("name,label\n1,ants\n")
     assert "label is needed, and input or id" in refused("monitor", folder, log, "--labels", late)
+    late.write_text("id,label,label\n1,ants,dogs\n")
+    assert "several columns named 'label'" in refused("monitor", folder, log, "--labels", late)
+    late.write_text("")
+    assert "has the columns none; label is needed" in refused("monitor", folder, log, "--labels", late)
 
 
 def labelled(path, rows, header="id,label"):
@@ -414,6 +419,19 @@ def test_a_recalibration_is_offered_and_written_only_where_asked_and_to_a_new_fo
     assert "is there already" in refused("monitor", folder, log, "--labels", late, "--recalibrate", tmp_path / "new")
 
 
+def test_two_new_versions_do_not_take_the_same_folder(folder, classifier, tmp_path):
+    x, y = cases(5, 1200)
+    y[::4] = y[::-4]  # scores as ever, but labels say that they are too sure
+    classifier.log(log := tmp_path / "log.jsonl", x)
+    names = [sha256(row.tobytes()).hexdigest() for row in x]
+    rows = [f"{name},{CLASSES[k]}" for name, k in zip(names, y, strict=True)]
+    late = labelled(tmp_path / "late.csv", rows, "input,label")
+    found = monitor(folder, log, "1200", labels=late)
+    assert found.newest.trusted and found.offer is not None  # so both can be written
+    words = ("--labels", late, "--recalibrate", tmp_path / "new", "--suggest-priors", tmp_path / "new")
+    assert "is there already; a new version" in refused("monitor", folder, log, "--every", "1200", *words)
+
+
 def test_a_recalibrated_model_is_compared_with_the_labelled_decisions(folder, classifier, tmp_path):
     """It was compared with the validation samples of old, and so it raised an alarm for ever."""
 
@@ -451,7 +469,7 @@ def test_a_recalibrated_model_is_compared_with_the_labelled_decisions(folder, cl
 
 
 def test_frequencies_become_a_new_version_where_they_are_to_be_trusted(folder, classifier, log, tmp_path):
-    run = inside("monitor", folder, log, "--every", "600", "--reweight", tmp_path / "new")
+    run = inside("monitor", folder, log, "--every", "600", "--suggest-priors", tmp_path / "new")
     assert run.returncode == 0, run.stderr
     new, told = csada.Classifier.load(tmp_path / "new"), (tmp_path / "new" / "CHANGES.md").read_text()
     assert new.fingerprint != classifier.fingerprint and "class frequencies in deployment: ants 5" in told
@@ -461,9 +479,9 @@ def test_frequencies_become_a_new_version_where_they_are_to_be_trusted(folder, c
     assert entropy[1] < entropy[0]
     new.log(tmp_path / "log2.jsonl", x[:600])
     assert monitor(tmp_path / "new", tmp_path / "log2.jsonl", "600").newest.trusted
-    assert "a new version gets a new folder" in refused("monitor", folder, log, "--reweight", tmp_path / "new")
+    assert "a new version gets a new folder" in refused("monitor", folder, log, "--suggest-priors", tmp_path / "new")
     classifier.log(hurt := tmp_path / "hurt.jsonl", cases(8, 600, sure=1.5)[0])
-    told = refused("monitor", folder, hurt, "--every", "600", "--reweight", tmp_path / "other")
+    told = refused("monitor", folder, hurt, "--every", "600", "--suggest-priors", tmp_path / "other")
     assert "in 1 to 600 more changed" in told and not (tmp_path / "other").exists()
 
 
@@ -526,6 +544,9 @@ def test_days_without_decisions_and_with_too_few_have_no_numbers(folder, log):
         ("2026-03-05", 10, True),
     ]
     assert found.newest.name == "2026-03-04"
+    printed = inside("monitor", folder, log, "--every", "day").stdout
+    low, high = (f"{100 * end:.2f}" for end in found.newest.cost.band)
+    assert "2026-03-02 to 2026-03-03" in printed and f"{low} to {high}" in printed and "\u2026" not in printed
     assert [each.name for each in monitor(folder, log, "week").periods] == ["week of 2026-02-23", "week of 2026-03-02"]
 
 
@@ -571,6 +592,23 @@ def test_the_page_opens_and_says_when_not_to_trust_it(folder, classifier, tmp_pa
         assert not wrong
 
 
+@pytest.mark.parametrize("every", ["60", "75", "100"])
+def test_names_of_periods_in_a_chart_do_not_overlap(folder, log, tmp_path, every):
+    found = monitor(folder, log, every)
+    (tmp_path / "page.html").write_text(page(found))
+    with chromium() as browser:
+        tab = browser.new_page(viewport={"width": 1200, "height": 800})
+        tab.goto((tmp_path / "page.html").as_uri())
+        places = tab.eval_on_selector_all(
+            "#cost-chart text",
+            "all => all.filter(t => / to /.test(t.textContent)).map(t => [t.textContent, t.getBoundingClientRect()])",
+        )
+    places.sort(key=lambda each: each[1]["left"])
+    assert len(places) >= 2 and places[-1][0] == found.periods[-1].name
+    for (_, one), (_, other) in pairwise(places):
+        assert one["right"] < other["left"]
+
+
 def test_charts_name_periods_leave_gaps_and_pairs_are_counted(folder, log):
     """Periods without an estimate were left out, so that days stood side by side that were weeks apart."""
     days = [1] * 250 + [2] * 10 + [4] * 250 + [5] * 90
@@ -590,12 +628,11 @@ def test_charts_name_periods_leave_gaps_and_pairs_are_counted(folder, log):
 def test_the_guide_shows_what_was_measured(monkeypatch):
     root = Path(__file__).parents[1]
     monkeypatch.syspath_prepend(root / "benchmarks")
-    from monitor import table
+    from monitor import speed_table, table
 
-    assert (
-        table(json.loads((root / "results" / "monitor.json").read_text()))
-        in (root / "docs" / "monitoring.md").read_text()
-    )
+    record = json.loads((root / "results" / "monitor.json").read_text())
+    assert table(record) in (root / "docs" / "monitoring.md").read_text()
+    assert speed_table(record) in (root / "docs" / "benchmarks.md").read_text()
 
 
 def test_ten_lines_without_csada_write_a_log(folder, classifier, tmp_path):

@@ -157,6 +157,18 @@ def test_limits_check_review_monitor_and_diff_work_on_scores_alone(folder, tmp_p
     assert "limits need 20" in refused("decide", few, "--costs", "uniform", "--limits", tmp_path / "limits.toml")
     assert "the model takes z:0" in refused("decide", few, "--rule", kept, "--out", again)
     assert "--costs to make a rule" in refused("decide", few)
+    for word, value in (
+        ("costs", "uniform"),
+        ("budget", "0.5"),
+        ("limits", "limits.toml"),
+        ("save", "x"),
+        ("refer", "0"),
+    ):
+        told = refused("decide", scores, "--rule", kept, f"--{word}", value, "--out", again)
+        assert f"--{word} is for a new rule" in told
+    (tmp_path / "csada.toml").write_text('costs = "pareto:1"\nlimits = "limits.toml"\n')  # for all commands
+    words = ("--project", tmp_path / "csada.toml", "decide", scores, "--rule", kept, "--out", again)
+    assert inside(*words).returncode == 0 and again.read_text() == (tmp_path / "d.csv").read_text()
 
 
 HEAD = "id,label,p:a,p:b"

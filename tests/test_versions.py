@@ -66,7 +66,8 @@ def folder(tmp_path_factory):
 def test_a_version_says_what_changed_and_keeps_what_was_said_before(folder):
     assert not (folder / "one" / "CHANGES.md").exists()
     second, third = ((folder / name / "CHANGES.md").read_text() for name in ("two", "three"))
-    assert "3 55 %" in second and "Made from one. Why: csada fit --costs pareto:0 --priors priors.csv" in second
+    made = f"Made from one ({Classifier.load(folder / 'one').fingerprint}). Why: csada fit --costs pareto:0 --priors priors.csv"
+    assert "3 55 %" in second and made in second
     assert "At the frequencies of deployment" in second and str(folder) not in second
     assert third.startswith(second.rstrip()) and third.count("\n## ") == 2 and "Made from two" in third
     assert "at the data's own" in (folder / "two" / "README.md").read_text()
@@ -126,6 +127,8 @@ def test_names_in_the_page_are_text():
         ("class,frequency\na,1\nx,0\nc,0", "line 3: class 'x' is unknown"),
         ("class,frequency\na,1\nb,x\nc,0", "line 3, column 'frequency': 'x'"),
         ("class,odds\na,1", "the columns class, odds"),
+        ("class,count,count\na,1,2\nb,1,2\nc,1,2", "several columns named 'count'"),
+        ("class,frequency\na,1\nb\nc,0", "line 3 has 1 values; the header has 2 columns"),
         ("class,count\na,0\nb,0\nc,0", "sums to 0"),
     ],
 )

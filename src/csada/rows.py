@@ -60,6 +60,14 @@ def read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     return header, checked()
 
 
+def records(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
+    """The same by the names of the columns, each cell as it was written. A name twice is refused."""
+    header, rows = read_table(path)
+    if twice := [name for name, times in Counter(header).items() if name and times > 1]:
+        raise InputError(f"{path} has several columns named {twice[0]!r}; rename them")
+    return header, ((line, dict(zip(header, map(as_written, row), strict=True))) for line, row in rows)
+
+
 def _parquet_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     table = parquet.opened(path)
     # an index of pandas comes first and has no name, as in a CSV file

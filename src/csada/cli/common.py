@@ -170,7 +170,8 @@ def show_table(headings: tuple[str, ...], rows: list[tuple[str, ...]], title: st
         table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(*map(printable, row))
-    console.print(table)
+    table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.print(table, crop=False)  # a number that is cut is another number
 
 
 def show_rows(evidence: Evidence) -> None:

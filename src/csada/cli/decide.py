@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from csada.cli import common as cli
 from csada.cli.fit import Budget, LimitsFile, Refer
@@ -15,6 +15,7 @@ from csada.errors import InputError
 
 @cli.app.command()
 def decide(
+    context: Context,
     scores: Annotated[
         Path, Argument(help="A CSV, Parquet or NPZ file: id, label, p:CLASS (or z:CLASS) of each class.")
     ],
@@ -62,8 +63,10 @@ def decide(
         raise InputError(
             "give --costs to make a rule from this table, or --rule FOLDER to decide by one that was saved"
         )
-    if rule is not None and save is not None:
-        raise InputError("--save is for a new rule; leave it out, or leave out --rule")
+    of_new = ("costs", "budget", "refer", "limits", "save")
+    given = [name for name in of_new if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if rule is not None and given:  # what a project file says for all commands is no contradiction
+        raise InputError(f"--{given[0]} is for a new rule; leave it out, or leave out --rule")
     table = read(scores)
     if rule is not None:
         classifier = Classifier.load(rule)
@@ -98,7 +101,7 @@ def decide(
         enough = f"{labelled:,} rows are labelled: too few" if labelled else "no row is labelled"
         cli.warn(
             f"{enough}, so the scores are taken as they are: nothing is calibrated, and nothing is known of what the rule "
-            f"saves. Labels for {2 * workflow.FEWEST} rows or more change that."
+            f"saves. Labels for {2 * workflow.CALIBRATING} rows or more change that."
         )
     elif evidence is not None and rule is None:
         cli.show_rows(evidence)

@@ -90,7 +90,7 @@ def fit_command(
     from csada.workflow.fit import improve
     from csada.workflow.project import parse_options
     from csada.workflow.settings import costs_for
-    from csada.workflow.versions import changes, earlier_changes, frequencies_of, read_priors, reweighted
+    from csada.workflow.versions import changes, frequencies_of, read_priors, reweighted
 
     if priors is not None and out.resolve() == model.resolve():
         raise InputError(f"--priors writes a new version: give another folder than {model} with --out")
@@ -150,8 +150,7 @@ def fit_command(
             start, better = given_model, lifted(better, backbone, given_model.input)
         version = None
         if deployment is not None or start.evidence is not None:
-            earlier = earlier_changes(model)
-            version = changes(start, better, earlier, made_from=model.name, why=told_why, deployment=deployment)
+            version = changes(start, better, model, why=told_why, deployment=deployment)
         better.save(folder, version)
     if method == "csada" and start.training is not None and not start.training.interpolates:
         cli.warn(

@@ -10,7 +10,6 @@ from typer import Argument, Exit, Option
 from csada.cli import common as cli
 from csada.errors import InputError
 from csada.files import replaceable
-from csada.folders import CONFIG, reserved
 
 if TYPE_CHECKING:
     from csada.workflow.monitor import Bounds, Monitored
@@ -39,13 +38,13 @@ def monitor(
     change: Annotated[bool, Option(help="Alarm where more than class frequencies changed.")] = True,
     out: Annotated[Path | None, Option(help="The HTML page to write, with charts.")] = None,
     suggest_priors: Annotated[
-        Path | None, Option(help="Write the newest class frequencies here, for csada fit --priors.")
+        Path | None,
+        Option(
+            help="The newest class frequencies: a .csv file for fit --priors, or a new folder for a re-weighted model."
+        ),
     ] = None,
     recalibrate: Annotated[
         Path | None, Option(help="A new folder for the model, re-calibrated with the late labels.")
-    ] = None,
-    reweight: Annotated[
-        Path | None, Option(help="A new folder for the model, its rule for the newest class frequencies.")
     ] = None,
     force: cli.Force = False,
     trust: cli.Trust = False,
@@ -65,26 +64,26 @@ def monitor(
     from csada.report.monitor import page
     from csada.workflow import late
     from csada.workflow import monitor as workflow
+    from csada.workflow.versions import check_new
 
-    for file, kind in ((out, "page"), (suggest_priors, "table of frequencies")):
-        if file is not None:
-            replaceable(file, kind, force=force)
-    for place in filter(None, (recalibrate, reweight)):
-        with reserved(place) as folder:  # and what a killed run left of it is removed
-            if (folder / CONFIG).exists():
-                raise InputError(f"{place} is there already; a new version gets a new folder")
+    if out is not None:
+        replaceable(out, "page", force=force)
+    if suggest_priors is not None and workflow.is_table(suggest_priors):
+        replaceable(suggest_priors, "table of frequencies", force=force)
+    elif suggest_priors is not None:
+        check_new(suggest_priors)
+    if recalibrate is not None:
+        check_new(recalibrate)
     found = workflow.monitor(model, log, every, _bounds(pair or [], cost_rise, frequency_change, change), labels)
     written = []  # before anything is shown: who reads JSON knows that all was done
     if suggest_priors is not None:
-        written.append(workflow.suggest_priors(found, suggest_priors))
-    if reweight is not None:
-        written.append(workflow.reweight(found, reweight, trust=trust))
+        written.append(workflow.suggest_priors(found, suggest_priors, trust=trust))
     if recalibrate is not None:
         written.append(late.recalibrate(model, log, found.offer, recalibrate, trust=trust))
     if out is not None:
         written.append(cli.write(out, page(found)))
     newest = found.newest
-    if suggest_priors is not None or reweight is not None:
+    if suggest_priors is not None:
         cli.note(*filter(None, [workflow.unseen(found)]))
     if as_json:
         alarm = {"alarms": newest.alarms, "period": newest.name, "trusted": newest.trusted} if newest else {}
@@ -123,15 +122,12 @@ def _show(found: Monitored) -> None:
     for each in found.periods[-ROWS:]:
         share = f"{100 * each.referred / each.decisions:.1f} %" if each.decisions else "-"
         real = f"{100 * each.truth.mean_cost:.2f}" if each.truth else "-"
-        if each.cost is None:
-            estimate, told = ("-", "-"), "too few decisions" if each.decisions else "no decisions"
-        else:
+        cost, band, told = "-", "-", "too few decisions" if each.decisions else "no decisions"
+        if each.cost is not None:
             low, high = (100 * end for end in each.cost.band)
-            estimate, told = (
-                (f"{100 * each.cost.value:.2f}", f"{low:.2f} to {high:.2f}"),
-                "no" if each.trusted else "YES",
-            )
-        rows.append((each.name, f"{each.decisions:,}", share, *estimate, real, told))
+            cost, band = f"{100 * each.cost.value:.2f}", f"{low:.2f} to {high:.2f}"
+            told = "no" if each.trusted else "YES"
+        rows.append((each.name, f"{each.decisions:,}", share, cost, band, real, told))
     cli.say("Cost per 100 decisions; changed: more than class frequencies did, so that no estimate holds.")
     cli.show_table(("decisions", "referred", "cost", "95 %", "real", "changed"), rows)
     if len(found.periods) > ROWS:

@@ -1,6 +1,6 @@
 """A table of scores: what any model says of each sample, and the label where it is known. CSV, Parquet or NPZ.
 
-    id,label,p:cat,p:dog      p: probabilities; z: or logit: instead are logits
+    id,label,p:cat,p:dog      p: probabilities; z: instead are logits
     7,cat,0.9,0.1
     8,,0.4,0.6                no label: decided, but nothing is fitted to it
 
@@ -36,7 +36,6 @@ from csada.errors import InputError
 from csada.files import StrPath, regular
 from csada.rows import MISSING, as_written, decimal_sign, number, read_table
 
-KINDS = {"p:": "p", "z:": "z", "logit:": "z"}  # how the names of columns start: probabilities or logits
 PLACED = (".npz", parquet.SUFFIX)  # files that have rows and no lines
 SUM = 2e-3  # by which probabilities may miss 1: what half precision loses
 LEAST = float(np.finfo(np.float32).tiny)
@@ -140,7 +139,8 @@ def is_scores(path: Path) -> bool:
 
 
 def kind(column: str) -> str | None:
-    return next((found for start, found in KINDS.items() if column.startswith(start)), None)
+    """p: probabilities; z: logits; None: no column of scores."""
+    return column[0] if column.startswith(("p:", "z:")) else None
 
 
 def read(path: StrPath) -> ScoreTable:

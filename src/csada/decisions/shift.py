@@ -59,11 +59,10 @@ def bbse_frequencies(confusion: Floats, predicted: Floats) -> Floats:
 
 
 class Estimate(NamedTuple):
-    """A count or a cost per decision, with its 95 % band. `sampling`: the width that chance alone gives the band."""
+    """A count or a cost per decision, with its 95 % band."""
 
     value: float
     band: Interval
-    sampling: float
 
 
 class Change(NamedTuple):
@@ -273,14 +272,13 @@ class Chunk:
         raw = here.mean / n
         value = max(raw + off, 0.0)
         grown = max(value / raw, 0.25) if raw > 0 else 1.0
-        chance = _noise(here.rates, values / n, here.variance * grown / n**2, seed=0)
-        draws = value + chance + _noise(expected.rates, weights * values / m, variance, seed=1)
+        draws = value + _noise(here.rates, values / n, here.variance * grown / n**2, seed=0)
+        draws += _noise(expected.rates, weights * values / m, variance, seed=1)
         low, high = np.maximum(np.quantile(draws, [0.025, 0.975]), 0.0)
         low, high = min(low, value), max(high, value)  # of a rare count every likely outcome may be zero
         if math.exp(-here.rates[values > 0].sum() * grown) > 0.025:  # no mistake at all is not unlikely
             low = 0.0
-        sampling = float(np.diff(np.quantile(chance, [0.025, 0.975]))[0])
-        return Estimate(fixed + value, Interval(fixed + float(low), fixed + float(high)), sampling)
+        return Estimate(fixed + value, Interval(fixed + float(low), fixed + float(high)))
 
 
 class _Sums(NamedTuple):

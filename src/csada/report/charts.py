@@ -80,7 +80,8 @@ def line_chart(name: str, title: str, x_axis: Axis, y_axis: Axis, lines: Sequenc
     body += [_grid(left, at_y(value), right, text) for value, text in zip(y_ticks, _labels(y_ticks), strict=True)]
     if x_axis.names:
         wide = LETTER * max(len(short(text, 20)) for text in x_axis.names)
-        for i in spread(len(x_axis.names), max(int((right - left) / (wide + 12)), 2)):
+        n, fit = len(x_axis.names), max(int((right - left) / (1.5 * wide)), 1)
+        for i in range(n - 1, -1, -math.ceil(n / fit)):  # the newest always; half a name between two
             x = min(max(at_x(i + 1), left + wide / 2 - 20), width - wide / 2)  # within the chart
             body.append(_tick(x, bottom + 18, short(x_axis.names[i], 20)))
     else:

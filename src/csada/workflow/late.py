@@ -19,7 +19,7 @@ from csada.decisions.calibration import CLEAR, FEWEST
 from csada.errors import InputError
 from csada.files import StrPath
 from csada.logbook import Decisions, key_of
-from csada.rows import as_written, read_table
+from csada.rows import records
 from csada.workflow.versions import as_given, save_version
 
 LABELLED = 20_000  # decisions that a re-calibration is fitted on, at most: the newest
@@ -54,23 +54,24 @@ class Late:
 
     @classmethod
     def read(cls, path: Path, classes: Sequence[str]) -> Late:
-        header, rows = read_table(path)
-        places = [(which, header.index(name)) for which, name in enumerate(NAMES) if name in header]
-        if not places or "label" not in header:
-            raise InputError(f"{path} has the columns {', '.join(header)}; label is needed, and input or id")
+        header, rows = records(path)
+        known = [name for name in NAMES if name in header]
+        if not known or "label" not in header:
+            found = ", ".join(header) or "none"
+            raise InputError(f"{path} has the columns {found}; label is needed, and input or id")
         late, numbers = cls(path, ({}, {})), {name: number for number, name in enumerate(classes)}
-        for line, row in ((line, [*map(as_written, row)]) for line, row in rows):
-            named = next(((which, row[place]) for which, place in places if row[place]), None)
-            if named is None:
-                needed = " and ".join(header[place] for _, place in places)
+        for line, row in rows:
+            column = next((name for name in known if row[name]), None)
+            if column is None:
+                needed = " and ".join(known)
                 raise InputError(f"{path}, line {line}: {needed} is empty; name the case, or remove the line")
-            (which, key), name = named, row[header.index("label")]
+            key, name = row[column], row["label"]
             if not name:  # not known yet
                 late.unknown += 1
                 continue
             if name not in numbers:
                 raise InputError(f"{path}, line {line}: unknown class {name!r}{did_you_mean(name, classes)}")
-            if (first := late.labels[which].setdefault(key_of(key), numbers[name])) != numbers[name]:
+            if (first := late.labels[NAMES.index(column)].setdefault(key_of(key), numbers[name])) != numbers[name]:
                 raise InputError(f"{path}, line {line}: {key} has two labels, {classes[first]} and {name}")
         return late
 

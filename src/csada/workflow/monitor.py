@@ -135,6 +135,7 @@ def monitor(
     sizes = _by_count(reading.batches(), int(every)) if every.isdecimal() else _by_days(reading.batches(), DAYS[every])
     assert known.evidence is not None  # else there is no reference
     costs = known.evidence.costs
+    usual = Evaluation.of(reference.truth, reference.predicted, costs).mean_cost
     periods, offered = [], Labelled()
     for name, found in sizes:
         if costs.referral_cost is not None:
@@ -142,14 +143,15 @@ def monitor(
         truth = None if late is None else late.of(found)
         if truth is not None:
             offered.add(found, truth)
-        periods.append(_period(name, found, reference, costs, bounds, truth))
+        period = _period(name, found, reference, costs, [*bounds.pair], truth)
+        periods.append(replace(period, alarms=tuple(_alarms(period, bounds, usual))))
     _refuse_empty(reading, folder)
     return Monitored(
         os.fspath(folder),
         known.fingerprint,
         os.fspath(log),
         known.classes,
-        float(_paid(reference.truth, reference.predicted, reference).mean()),
+        usual,
         tuple(reference.frequencies.tolist()),
         reading.lines,
         dict(reading.skipped),
@@ -172,10 +174,6 @@ def _reference(folder: str | os.PathLike[str], known: Deployed) -> Reference:
     rule = automatic if price is None else decision.rule(evidence.costs)
     predicted, labels = np.asarray(rule(logits)), evidence.labels("validation")
     return Reference(automatic.probabilities(logits), labels, predicted, evidence.costs.values, price or 0.0)
-
-
-def _paid(truth: Array, predicted: Array, reference: Reference) -> Array:
-    return np.where(predicted == REFER, reference.referral_cost, reference.costs[truth, predicted])
 
 
 # -- periods ----------------------------------------------------------------------------------------
@@ -215,7 +213,12 @@ def _by_days(batches: Iterator[Decisions], days: int) -> Iterator[tuple[str, Dec
 
 
 def _period(
-    name: str, found: Decisions, reference: Reference, costs: CostMatrix, bounds: Bounds, truth: Array | None
+    name: str,
+    found: Decisions,
+    reference: Reference,
+    costs: CostMatrix,
+    bounded: Sequence[tuple[str, str]],
+    truth: Array | None,
 ) -> Period:
     n, referred = len(found), int(found.referred.sum())
     if n == 0:
@@ -225,11 +228,9 @@ def _period(
     if n < FEWEST:
         return Period(name, first, last, n, referred, truth=told)
     chunk = Chunk(reference, found.probabilities, found.predicted)
-    listed = list(
-        dict.fromkeys([(costs.index(y), costs.index(z)) for y, z in bounds.pair] + costs.critical_pairs(PAIRS))
-    )
+    listed = dict.fromkeys([(costs.index(y), costs.index(z)) for y, z in bounded] + costs.critical_pairs(PAIRS))
     pairs = tuple(_pair(chunk, costs, y, z, found, truth) for y, z in listed)
-    made = Period(
+    return Period(
         name,
         first,
         last,
@@ -243,8 +244,6 @@ def _period(
         chunk.change,
         told,
     )
-    usual = float(_paid(reference.truth, reference.predicted, reference).mean())
-    return replace(made, alarms=tuple(_alarms(made, bounds, usual)))
 
 
 def _moment(seconds: float) -> str:
@@ -254,7 +253,7 @@ def _moment(seconds: float) -> str:
 def _pair(chunk: Chunk, costs: CostMatrix, y: int, z: int, found: Decisions, truth: Array | None) -> PairCount:
     only = np.zeros(costs.values.shape)
     only[y, z] = 1.0
-    n, (value, (low, high), _) = len(found), chunk.estimate(only)
+    n, (value, (low, high)) = len(found), chunk.estimate(only)
     cases = max(float(chunk.frequencies[y]) * n, 1.0)
     counted = None if truth is None else int(((truth == y) & (found.predicted == z)).sum())
     rates = min(value * n / cases, 1.0), min(low * n / cases, 1.0)
@@ -271,7 +270,8 @@ def _truth(found: Decisions, truth: Array, costs: CostMatrix) -> Truth | None:
 
 
 def _alarms(period: Period, bounds: Bounds, usual: float) -> Iterator[str]:
-    assert period.cost is not None and period.change is not None
+    if period.cost is None or period.change is None:
+        return
     if bounds.change and period.change.found:
         yield CHANGED
     if bounds.cost_rise is not None and period.cost.band.low > usual * (1 + bounds.cost_rise):
@@ -327,15 +327,28 @@ def _unpriced(costs: CostMatrix, periods: Sequence[Period]) -> Iterator[str]:
         )
 
 
-def suggested(found: Monitored) -> Array:
-    """[K]: the class frequencies of the newest period, with one case more at validation's, so that none is zero."""
-    newest = found.newest
+def suggest_priors(found: Monitored, out: Path, *, trust: bool = False) -> Path:
+    """The class frequencies of the newest period, with one case more at validation's, so that none is zero: as a table
+    (class, frequency, period) in a .csv file, or in a new folder as a version of the classifier with its rule for them."""
+    newest, usual = found.newest, np.array(found.validation_frequencies)
     if newest is None:
         raise InputError("no class frequencies can be suggested: no period has enough decisions")
     if not newest.trusted:
         raise InputError(f"no class frequencies can be suggested: in {newest.name} more changed than these")
-    n, usual = newest.decisions, np.array(found.validation_frequencies)
-    return np.asarray((n * np.array(newest.frequencies) + usual) / (n + 1))
+    shares = (newest.decisions * np.array(newest.frequencies) + usual) / (newest.decisions + 1)
+    if is_table(out):
+        pairs = zip(found.classes, shares, strict=True)
+        rows = [(cell(name), f"{share:.6g}", cell(newest.name)) for name, share in pairs]
+        csv.writer(text := io.StringIO(), lineterminator="\n").writerows([("class", "frequency", "period"), *rows])
+        return write_text(out, text.getvalue())
+    old = Classifier.load(found.model, trust=trust)
+    new = reweighted(as_given(old, old.decision), usual, shares)
+    why = f"class frequencies of {newest.decisions:,} decisions, {newest.name} in {Path(found.log).name}"
+    return save_version(old, new, found.model, out, why=why, deployment=shares)
+
+
+def is_table(out: Path) -> bool:
+    return out.suffix.lower() == ".csv"
 
 
 def unseen(found: Monitored) -> str:
@@ -347,23 +360,3 @@ def unseen(found: Monitored) -> str:
     more = f" and {len(rare) - 3} more" * (len(rare) > 3)
     told = f"no case of {', '.join(rare[:3])}{more} is expected in {newest.name}; they get more than 0, as if one case more"
     return f"{told} had come at validation's frequencies" if rare else ""
-
-
-def suggest_priors(found: Monitored, path: Path) -> Path:
-    """class,frequency, for csada fit --priors; and of which period."""
-    text, shares = io.StringIO(), suggested(found)
-    assert found.newest is not None
-    rows = [
-        (cell(name), f"{share:.6g}", cell(found.newest.name)) for name, share in zip(found.classes, shares, strict=True)
-    ]
-    csv.writer(text, lineterminator="\n").writerows([("class", "frequency", "period"), *rows])
-    return write_text(path, text.getvalue())
-
-
-def reweight(found: Monitored, out: Path, *, trust: bool = False) -> Path:
-    """The classifier with its rule for these frequencies, in a new folder."""
-    shares, newest, old = suggested(found), found.newest, Classifier.load(found.model, trust=trust)
-    assert newest is not None
-    new = reweighted(as_given(old, old.decision), np.array(found.validation_frequencies), shares)
-    why = f"class frequencies of {newest.decisions:,} decisions, {newest.name} in {Path(found.log).name}"
-    return save_version(old, new, found.model, out, why=why, deployment=shares)

@@ -24,7 +24,7 @@ from csada.models import create
 from csada.rows import cell
 from csada.workflow.fit import improve
 
-FEWEST = 20  # labelled rows of validation; fewer calibrate nothing
+CALIBRATING = 20  # labelled rows of validation; fewer calibrate nothing
 
 
 class Row(NamedTuple):
@@ -47,20 +47,21 @@ def fitted(
     """A classifier without a network: how to decide by such scores, with the evidence of the labelled rows.
 
     budget: points of accuracy that may be lost on validation. refer, limits: as for `improve`.
-    With fewer than FEWEST labelled rows in validation, or none in test, the scores are taken as they are: the rule decides
+    With fewer than CALIBRATING labelled rows in validation, or none in test, the scores are taken as they are: the rule decides
     by the costs alone, and there is no evidence.
     """
     arguments: dict[str, Any] = {} if table.floor is None else {"floor": table.floor}
     network = create("scores", len(table.classes), **arguments)
     takes = Input((len(table.columns),), "float32", table.columns)
     start = Classifier((Member(network, "scores", arguments),), takes, table.classes)
-    if is_calibrated(table):
+    validation, test = map(len, table.fitting)
+    if validation >= CALIBRATING and test > 0:
         common: dict[str, Any] = {"budget": budget, "refer": refer, "limits": limits}
         return improve(start, table.splits(), costs, "cross_entropy", {"epochs": 0}, **common)
     if limits is not None:
         raise InputError(
-            f"{table.name} has {len(table.fitting[0])} labelled rows for validation and {len(table.fitting[1])} for test; "
-            f"limits need {FEWEST} of validation and some of test: fill in labels"
+            f"{table.name} has {validation} labelled rows for validation and {test} for test; "
+            f"limits need {CALIBRATING} of validation and some of test: fill in labels"
         )
     rule = MinimumExpectedCost(costs)
     price = costs.referral_cost
@@ -68,11 +69,6 @@ def fitted(
         return replace(start, costs=costs, decision=Decision.of(rule))
     above = 0.0 if refer is None else threshold_for_budget(table.logits(slice(None)), rule, refer)
     return replace(start, costs=costs, decision=Decision.of(Abstention(rule, max(above, price or 0.0))))
-
-
-def is_calibrated(table: ScoreTable) -> bool:
-    validation, test = map(len, table.fitting)
-    return validation >= FEWEST and test > 0
 
 
 def decided(classifier: Classifier, table: ScoreTable, log: Log | None = None) -> Iterator[Row]:

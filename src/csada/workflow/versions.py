@@ -24,16 +24,16 @@ from csada.decisions import Decision, prior_ratio
 from csada.errors import InputError
 from csada.evidence import HELD_OUT, side_of
 from csada.files import StrPath
-from csada.folders import CHANGES, reserved
+from csada.folders import CHANGES, CONFIG, reserved
 from csada.metrics import REFER, Evaluation, Interval, bootstrap_paid
 from csada.reading import read_text
 from csada.report.card import escaped, verdict
 from csada.report.difference import PICTURED, Changed
-from csada.rows import as_written, decimal_sign, number, read_table
+from csada.rows import decimal_sign, number, records
 from csada.workflow.probe import is_pictures, pictures
 from csada.workflow.runs import environment
 
-SHARES = ("frequency", "share", "count")  # names of the column of numbers
+SHARES = ("frequency", "count")  # names of the column of numbers
 REFERRED = "(a person)"
 TITLE = "# Changes\n\nThe first version is at the top, the newest at the end.\n"
 
@@ -45,9 +45,8 @@ Labels = NDArray[np.int64]
 
 
 def read_priors(path: str | Path, classes: Sequence[str]) -> Floats:
-    """[K]: the class frequencies of a CSV file with the columns class and frequency (or share, or count)."""
-    path = Path(path)
-    header, rows = read_table(path)
+    """[K]: the class frequencies of a CSV file with the columns class and frequency (or count)."""
+    header, rows = records(path := Path(path))
     column = next((name for name in SHARES if name in header), None)
     if "class" not in header or column is None:
         raise InputError(
@@ -55,7 +54,7 @@ def read_priors(path: str | Path, classes: Sequence[str]) -> Floats:
         )
     decimal, found = decimal_sign(path), dict[str, float]()
     for line, row in rows:
-        name, text = as_written(row[header.index("class")]), row[header.index(column)]
+        name, text = row["class"], row[column]
         if name not in classes or name in found:
             why = "is there already" if name in found else f"is unknown{did_you_mean(name, classes)}"
             raise InputError(f"{path}, line {line}: class {name!r} {why}")
@@ -260,13 +259,12 @@ def changed_samples(classifier: Classifier, splits: Splits, part: str, found: Di
 # -- CHANGES.md ------------------------------------------------------------------------------------
 
 
-def changes(
-    old: Classifier, new: Classifier, earlier: str, *, made_from: str, why: str, deployment: Floats | None = None
-) -> str:
-    """The text of CHANGES.md: `earlier`, that of the version before ("" where it has none), and a section for the new one.
+def changes(old: Classifier, new: Classifier, made_from: StrPath, *, why: str, deployment: Floats | None = None) -> str:
+    """The text of CHANGES.md: what the old version's folder has there, and a section for the new one.
 
     deployment: [K], class frequencies at which costs are counted too.
     """
+    before = Path(made_from).resolve()
     evidence = new.evidence
     if evidence is None:
         raise InputError("the new version has no evidence; csada fit makes it")
@@ -278,7 +276,7 @@ def changes(
     ]
     lines = [
         f"\n## {evidence.started}\n",
-        f"Made from {escaped(made_from)}. Why: {escaped(why)}.\n",
+        f"Made from {escaped(f'{before.name} ({old.fingerprint})')}. Why: {escaped(why)}.\n",
         "What changed:\n",
         *(f"- {line}" for line in _what(old, new, deployment)),
         "\nEvidence, on the test part of " + escaped(evidence.data) + ":\n",
@@ -286,7 +284,8 @@ def changes(
         *(f"- {escaped(a)} -> {escaped(b)}: {n} sample{'s' * (n > 1)}" for a, b, n in found[0].moves[:10]),
         f"- {verdict(evidence)}",
     ]
-    return (earlier.rstrip() + "\n" if earlier else TITLE) + "\n".join(lines) + "\n"
+    told = read_text(before / CHANGES).rstrip() + "\n" if (before / CHANGES).is_file() else TITLE
+    return told + "\n".join(lines) + "\n"
 
 
 def _what(old: Classifier, new: Classifier, deployment: Floats | None) -> list[str]:
@@ -308,15 +307,17 @@ def _what(old: Classifier, new: Classifier, deployment: Floats | None) -> list[s
     return lines or ["nothing but the evidence"]
 
 
-def earlier_changes(folder: Path) -> str:
-    """CHANGES.md of a version, "" where it has none."""
-    return read_text(folder / CHANGES) if (folder / CHANGES).is_file() else ""
+def check_new(out: Path) -> None:
+    """A version never takes the place of another."""
+    with reserved(out) as folder:  # and what a killed run left of it is removed
+        if (folder / CONFIG).exists():
+            raise InputError(f"{out} is there already; a new version gets a new folder")
 
 
 def save_version(old: Classifier, new: Classifier, made_from: StrPath, out: Path, **told: Any) -> Path:
     """Into a new folder; made_from: the old one's. told: why, and deployment."""
-    name = f"{Path(made_from).resolve().name} ({old.fingerprint})"
-    text = changes(old, new, earlier_changes(Path(made_from)), made_from=name, **told)
+    check_new(out)
+    text = changes(old, new, made_from, **told)
     with reserved(out) as folder:
         new.save(folder, text)
     return out

@@ -26,7 +26,7 @@ from test_cli import inside, refused
 
 import csada
 from csada import CostMatrix, bounds, files
-from csada.data import cache, fetch, folder, load, mnist
+from csada.data import cache, fetch, images, load, mnist
 from csada.data.scores import read as read_scores
 from csada.decisions.answers import Answers, AskedPair, Comparison, Group
 from csada.decisions.limits import Limits, Pair
@@ -72,7 +72,7 @@ def test_names_that_are_no_text_are_refused_or_shown_in_part(photos, tmp_path):
 def test_a_small_image_is_not_decoded_as_a_large_one(photos, tmp_path, monkeypatch):
     """20,000 images of 16 pixels took 6.2 GB to show, and minutes to save."""
     sizes = []
-    monkeypatch.setattr(folder, "decode_files", lambda *given: sizes.append(given[2]) or cache.decode_files(*given))
+    monkeypatch.setattr(images, "decode_files", lambda *given: sizes.append(given[2]) or cache.decode_files(*given))
     assert inside("data", "show", photos).returncode == 0 and sizes == [16]
     assert inside("data", "save", photos, tmp_path / "saved").returncode == 0 and sizes == [16, 16]
 

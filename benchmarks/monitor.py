@@ -363,6 +363,18 @@ def speed_table(record):
     return "\n".join(lines)
 
 
+def log_table(record):
+    """What a log adds, as the same page shows it."""
+    lines = ["| `csada predict` on | CPU, without a log | with one | per decision |", "| --- | ---: | ---: | ---: |"]
+    for name, row in record["log"].items():
+        plain_s, log_s = (row[each] - row["start"] for each in ("cpu_seconds", "cpu_seconds_with_log"))
+        per = 1e6 * (log_s - plain_s) / row["samples"]
+        lines.append(
+            f"| {row['samples']:,} {name} | {plain_s:.2f} s | {log_s:.2f} s, {100 * row['added']:+.0f} % | {per:+.1f} µs |"
+        )
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     what, *names = sys.argv[1:] or ["shift"]

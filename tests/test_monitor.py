@@ -628,11 +628,12 @@ def test_charts_name_periods_leave_gaps_and_pairs_are_counted(folder, log):
 def test_the_guide_shows_what_was_measured(monkeypatch):
     root = Path(__file__).parents[1]
     monkeypatch.syspath_prepend(root / "benchmarks")
-    from monitor import speed_table, table
+    from monitor import log_table, speed_table, table
 
     record = json.loads((root / "results" / "monitor.json").read_text())
     assert table(record) in (root / "docs" / "monitoring.md").read_text()
-    assert speed_table(record) in (root / "docs" / "benchmarks.md").read_text()
+    page_of_benchmarks = (root / "docs" / "benchmarks.md").read_text()
+    assert speed_table(record) in page_of_benchmarks and log_table(record) in page_of_benchmarks
 
 
 def test_ten_lines_without_csada_write_a_log(folder, classifier, tmp_path):

@@ -108,6 +108,19 @@ def test_a_list_names_the_mistakes_that_differ_and_the_more_exact_line_wins(tmp_
     assert costs.values.tolist() == [[0, 10, 1], [1, 0, 1], [0.5, 3, 0]]
 
 
+def test_the_line_for_every_class_is_for_those_too_that_no_line_names(tmp_path):
+    """`*,*,1` and one expensive mistake: each of the other classes had to be written down."""
+    file = tmp_path / "costs.csv"
+    file.write_text("truth,predicted,cost\n*,*,1\nc,a,10\n")
+    costs = CostMatrix.from_csv(file, "abcd")
+    assert costs.classes == tuple("abcd") and costs["c", "a"] == 10 and costs.values.sum() == 10 + 11
+    with pytest.raises(InputError, match="take out 'c'"):
+        CostMatrix.from_csv(file, "abd")
+    file.write_text("truth,predicted,cost\na,*,1\nc,*,10\n")
+    with pytest.raises(InputError, match="add 'b'"):  # nothing says what its mistakes cost
+        CostMatrix.from_csv(file, "abc")
+
+
 @pytest.mark.parametrize("text", ["1.000", "1,000", "12.500"])
 def test_thousands_or_decimals_in_a_semicolon_file_are_not_guessed(tmp_path, text):
     path = tmp_path / "costs.csv"

@@ -59,9 +59,10 @@ def test_head_and_whole_agree_and_features_are_computed_once(folder):
     assert np.allclose(head.logits(features.test.x), whole.logits(data.load("digits").test.x), atol=1e-4)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "short", "an array of another kind", "a zip", "a pipe"])
+@pytest.mark.parametrize("damage", ["flipped", "short", "no numbers", "an array of another kind", "a zip", "a pipe"])
 def test_damaged_features_are_computed_again(folder, damage):
-    """Another kind of array and a ZIP file were a traceback, a pipe was waited for, a flipped bit other features."""
+    """Another kind of array, a ZIP file and an infinite number under its right hash were a traceback, a pipe was waited for, a
+    flipped bit other features."""
     whole, digits = Classifier.load(folder / "fitted"), data.load("digits")
     _, before, _ = lowered(whole, digits)
     for file in (folder / "cache").glob("*.features"):
@@ -73,6 +74,8 @@ def test_damaged_features_are_computed_again(folder, damage):
             file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
         elif damage == "short":
             seal(file, content[32:-4])
+        elif damage == "no numbers":
+            seal(file, content[32:-4] + np.float32(np.inf).tobytes())
         else:
             with file.open("wb") as out:
                 save = np.savez if damage == "a zip" else np.save

@@ -424,3 +424,13 @@ def test_what_cannot_be_shown_or_written_is_refused(tmp_path):
 )
 def test_ticks_enclose_the_values(low, high, expected):
     assert charts.ticks(low, high) == pytest.approx(expected)
+
+
+def test_long_numbers_of_an_axis_stay_clear_of_its_label():
+    """0.000003 % stood on "% of the true class"."""
+    line = charts.Line("pair", "after", [1, 2], [0, 3e-6], ["", ""])
+    drawn = charts.line_chart("c", "c", charts.Axis("period"), charts.Axis("%", from_zero=True), [line])
+    ends = [(float(x), text) for x, text in re.findall(r'class="tick end" x="([\d.]+)"[^>]*>([^<]+)<', drawn)]
+    assert ends[-1][1] == "0.000003" and all(x - charts.LETTER * len(text) > 18 for x, text in ends)
+    least = charts.Axis("%", from_zero=True, least=0.1)
+    assert "0.000003" not in charts.line_chart("c", "c", charts.Axis("period"), least, [line])

@@ -136,7 +136,8 @@ class CostMatrix:
         A table names the predicted classes in its header and the true ones in its first column. A list has the header
         truth,predicted,cost and one line per mistake: `*` stands for every class, the more exact line wins, a correct
         prediction costs 0, and extra columns are ignored. What it costs to leave a case to a person is the line
-        `*,(refer),0.5` of a list, or a last row `(refer),0.5` of a table. classes: their order; a file with others is refused.
+        `*,(refer),0.5` of a list, or a last row `(refer),0.5` of a table. classes: their order; a file that names others, or
+        lacks one, is refused, but the line `*,*,1` of a list is for all of them.
         """
         path = Path(path)
         rows = _read_rows(path)
@@ -145,7 +146,7 @@ class CostMatrix:
                 f"{path} holds no cost table; write a row of the predicted classes, then one row per class"
             )
         is_list = [cell.casefold() for cell in rows[0].cells[:3]] == LIST
-        costs = cls(*(_from_list if is_list else _from_table)(path, rows))
+        costs = cls(*(_from_list(path, rows, classes or ()) if is_list else _from_table(path, rows)))
         if classes is None:
             return costs
         strange = [str(row.line) for row in rows[1:] if {*row.cells[: 1 + is_list]} - {*classes, "*", REFERRED}]
@@ -357,7 +358,9 @@ def _from_table(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list
     return values, names, price
 
 
-def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[str], float | None]:
+def _from_list(
+    path: Path, rows: list[_Row], classes: Sequence[str]
+) -> tuple[NDArray[np.float64], list[str], float | None]:
     costs: dict[tuple[str, str], float] = {}
     for row in rows[1:]:
         truth, predicted = [*row.cells, ""][:2]
@@ -373,7 +376,8 @@ def _from_list(path: Path, rows: list[_Row]) -> tuple[NDArray[np.float64], list[
         if truth == predicted != "*" and cost != 0:
             raise InputError(f"{path}, line {row.line}: calling {truth!r} what it is must cost 0, not {cost:g}")
     price = costs.pop(("*", REFERRED), None)
-    names = list(dict.fromkeys(name for pair in costs for name in pair if name != "*"))
+    named = [*(name for pair in costs for name in pair), *(classes if ("*", "*") in costs else ())]
+    names = [name for name in dict.fromkeys(named) if name != "*"]
     check("classes", len(names), f"{path} names {len(names):,} classes")
     values, place = np.full((len(names), len(names)), np.nan), {name: k for k, name in enumerate(names)}
     for pair in sorted(costs, key=lambda pair: -pair.count("*")):  # the more exact line has the last word

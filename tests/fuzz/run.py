@@ -92,7 +92,7 @@ def forbid(folder: Path) -> None:
                 real = os.path.realpath(named)
                 if event != "open":  # a link is renamed or removed itself
                     real = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
-                if not f"{real}/".startswith(f"{allowed}/") and real != "/dev/null":
+                if not f"{real}/".startswith((f"{allowed}/", "/dev/null/")):  # in the latter nothing can be
                     broken(f"{event} outside: {real}")
 
     def broken(what: str) -> None:

@@ -39,6 +39,7 @@ class Axis(NamedTuple):
     from_zero: bool = False
     whole: bool = False  # whole numbers: epochs
     names: Sequence[str] = ()  # of 1, 2, ... in place of numbers
+    least: float = -math.inf  # what it reaches in any case: less is not worth a look
 
 
 def short(name: str, length: int = 12) -> str:
@@ -61,10 +62,11 @@ def line_chart(name: str, title: str, x_axis: Axis, y_axis: Axis, lines: Sequenc
     xs, ys = (np.concatenate([list(getattr(line, along)) for line in lines]) for along in "xy")
     entries = lines if len(lines) > 1 else []  # one line is named by its axis
     top = 14.0 + 20 * math.ceil(len(entries) / 2)
-    left, right, bottom = 58.0, width - 14, top + width / 2
     x_ticks = ticks(xs.min(), xs.max(), whole=x_axis.whole)
     first, last = (0.5, len(x_axis.names) + 0.5) if x_axis.names else (x_ticks[0], x_ticks[-1])
-    y_ticks = ticks(0.0 if y_axis.from_zero else np.nanmin(ys), np.nanmax(ys))
+    y_ticks = ticks(0.0 if y_axis.from_zero else np.nanmin(ys), max(np.nanmax(ys), y_axis.least))
+    left = max(58.0, 26 + LETTER * max(map(len, _labels(y_ticks))))
+    right, bottom = width - 14, top + width / 2
 
     def at_x(value: float) -> float:
         return left + (right - left) * (value - first) / (last - first)

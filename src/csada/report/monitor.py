@@ -146,6 +146,6 @@ def _charts(it: Monitored) -> dict[str, Markup]:
         "change": line_chart("change-chart", "Change by period", axis, Axis("multiple of the limit", True), change),
     }
     if of_pairs:
-        up = Axis("% of the true class", True)
+        up = Axis("% of the true class", True, least=0.1)
         charts["pairs"] = line_chart("pairs-chart", "Critical pairs by period", axis, up, of_pairs)
     return charts

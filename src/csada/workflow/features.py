@@ -67,14 +67,15 @@ def embedded(splits: Splits, backbone: Backbone, own: Normalization | None = Non
         known = digest(*backbone.body.state_dict().values(), given.ids, plain.normalization, splits.shape)
         file = entry([NAME, backbone.name, backbone.arguments, known], NAME).with_suffix(".features")
         shape = len(given), backbone.width
-        kept = sealed(file)
-        if kept is not None and len(kept) == 4 * math.prod(shape):
-            x = np.frombuffer(bytearray(kept), np.float32).reshape(shape)
-        else:
+        kept = sealed(file) or b""
+        x = np.frombuffer(bytearray(kept), np.float32) if len(kept) == 4 * math.prod(shape) else np.array(np.nan)
+        if not np.isfinite(x).all():
             x = predict_logits(backbone.body, plain).logits.numpy()
+            if not np.isfinite(x).all():
+                raise InputError(f"features of {backbone.name} are no numbers; check its weights and the samples")
             with contextlib.suppress(OSError):  # a cache that cannot be written costs time alone
                 seal(file, x.tobytes())
-        return Part(torch.from_numpy(x), given.y, content=given.ids, names=given.names)
+        return Part(torch.from_numpy(x.reshape(shape)), given.y, content=given.ids, names=given.names)
 
     parts: dict[str, Any] = {name: part(each) for name, each in splits.parts.items()}
     if own is None:

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from samples import jpeg, refused, write_folder
 from test_cli import csada as program
 
 import csada.data
+from csada.data.cache import seal
 from csada.data.shards import gathered
 from csada.data.splits import PARTS
 from csada.errors import InputError
@@ -142,6 +144,19 @@ def test_a_new_shard_moves_no_image(tmp_path):
     write(tmp_path / "s/p-1.tar", keyed(60, 60))
     after = by_name(csada.data.load(tmp_path / "s", size=16))
     assert len(after) == 120 and {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x8e", b"[", b"7", b"[[[1]], 0]", b'[[["a", 0, 0, 1e999]], ""]', b'[[["a", 0, 9, 1]], ""]']
+)
+def test_a_cached_index_that_is_something_else_is_made_again(tmp_path, content):
+    """Under its right hash, bytes that are no text were a traceback."""
+    write(tmp_path / "s.tar", keyed(0, 20))
+    before = by_name(csada.data.load(tmp_path / "s.tar", size=16))
+    (index,) = Path(os.environ["CSADA_CACHE"]).rglob("*.ids")
+    seal(index, content)
+    assert by_name(csada.data.load(tmp_path / "s.tar", size=16)) == before
+    assert index.read_bytes()[32:] != content
 
 
 def test_parts_that_are_given_stay(tmp_path):

@@ -80,9 +80,8 @@ def _index(shard: str, known_by: list[Any]) -> tuple[list[Row], str]:
     """The images of a shard, once; and why it ends too early, if it does."""
     place = shard if tars.is_remote(shard) else str(Path(shard).resolve())
     file = entry(["shard", place, known_by]).with_suffix(".ids")
-    if (known := sealed(file)) is not None:
-        rows, why = json.loads(known)
-        return [tuple(row) for row in rows], why
+    if (known := _kept(file)) is not None:
+        return known
     images: list[tuple[Member, int]] = []
     labels: dict[str, str] = {}
     why = ""
@@ -101,6 +100,17 @@ def _index(shard: str, known_by: list[Any]) -> tuple[list[Row], str]:
     with suppress(OSError):  # a cache that cannot be written costs time alone
         seal(file, json.dumps([rows, why]).encode())
     return rows, why
+
+
+def _kept(file: Path) -> tuple[list[Row], str] | None:
+    """None where there is none, or something else: a hash can be computed by anybody."""
+    try:
+        rows, why = json.loads(sealed(file) or b"0")
+        found = [(str(name), int(offset), int(size), int(key)) for name, offset, size, key in rows]
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    good = all(name.count("/") in (1, 2) and min(row) >= 0 and max(row) < 1 << 64 for name, *row in found)
+    return (found, str(why)) if good else None
 
 
 def _key(name: str) -> str:

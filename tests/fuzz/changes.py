@@ -289,7 +289,7 @@ def sealed_of(path: Path, rng: Random) -> str:
     for _ in range(rng.choice((1, 10, 1000))):
         content[rng.randrange(len(content))] = rng.randrange(256)
     content = content[: rng.choice((None, None, rng.randrange(len(content))))]
-    path.write_bytes(hashlib.sha256(content).digest() + content)
+    path.write_bytes(hashlib.sha256(path.suffix.encode() + content).digest() + content)
     return f"sealed {len(content)}"
 
 

@@ -83,18 +83,22 @@ def file_ids(root: Path, paths: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def seal(path: Path, content: bytes) -> None:
-    """A file that begins with the hash of the rest."""
+    """A file that begins with the hash of its kind and of the rest."""
     with whole(path) as partial:
-        partial.write_bytes(hashlib.sha256(content).digest() + content)
+        partial.write_bytes(_seal_of(path, content) + content)
+
+
+def _seal_of(path: Path, content: bytes) -> bytes:
+    return hashlib.sha256(path.suffix.encode() + content).digest()
 
 
 def sealed(path: Path) -> bytes | None:
-    """None where there is none, or a damaged one."""
+    """None where there is none, or a damaged one, or one of another kind."""
     try:
         found = read_bytes(path, most("weights"))
     except OSError:
         return None
-    return found[32:] if hashlib.sha256(found[32:]).digest() == found[:32] else None
+    return found[32:] if _seal_of(path, found[32:]) == found[:32] else None
 
 
 def _identity(root: Path, paths: Sequence[str]) -> list[Any]:

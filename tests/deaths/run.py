@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -316,7 +316,7 @@ def full_disk(folder: Path) -> Iterator[Callable[[], None]]:
         (folder / "filler").unlink()
         shutil.copytree(folder, held, dirs_exist_ok=True)
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)  # who has just been killed may still be in it
         folder.rmdir()
         held.rename(folder)
 
@@ -358,6 +358,8 @@ def refused(
         code = forked.ended(process, SECONDS)
         if code is None:
             os.waitpid(process, 0)
+        with suppress(ProcessLookupError):  # workers of its own that wait for more work hold the place
+            os.killpg(process, signal.SIGKILL)
     lines = forked.printed(outputs)[1].strip().splitlines()
     if code == known.code and not list(different(command, known, folder)):
         return None  # it found the place that it needs

@@ -376,8 +376,14 @@ def _from_list(
         if truth == predicted != "*" and cost != 0:
             raise InputError(f"{path}, line {row.line}: calling {truth!r} what it is must cost 0, not {cost:g}")
     price = costs.pop(("*", REFERRED), None)
-    named = [*(name for pair in costs for name in pair), *(classes if ("*", "*") in costs else ())]
-    names = [name for name in dict.fromkeys(named) if name != "*"]
+    names = list(dict.fromkeys(name for pair in costs for name in pair if name != "*"))
+    if ("*", "*") in costs:  # for all other classes, but that of which a name is a misspelling
+        named = set(names)
+        others, unknown = [name for name in classes if name not in named], named.difference(classes)
+        if len(others) * len(unknown) > COMPARED:
+            unknown = set()
+        meant = {near for name in unknown for near in difflib.get_close_matches(name, others, n=1)}
+        names += [name for name in others if name not in meant]
     check("classes", len(names), f"{path} names {len(names):,} classes")
     values, place = np.full((len(names), len(names)), np.nan), {name: k for k, name in enumerate(names)}
     for pair in sorted(costs, key=lambda pair: -pair.count("*")):  # the more exact line has the last word

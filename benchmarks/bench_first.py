@@ -36,12 +36,14 @@ CASES = {  # method, its options, batch, images
 }
 
 
-def measure(name: str, epochs: int = 4) -> dict:
+def measure(name: str, contiguous: bool = False, epochs: int = 4) -> dict:
     method, options, batch_size, images = CASES[name]
     device = torch.device("cuda")
     part = Part(torch.randn(images, 3, 32, 32, device=device), torch.randint(10, (images,), device=device))
     settings = Settings(lr=0.0, batch_size=batch_size, precision="bf16")
     loop = Loop(resnet(34, 10).to(device), csada.METHODS[method](COSTS, **options), settings, device)
+    if contiguous:
+        loop.model.to(memory_format=torch.contiguous_format)
     source, generator, seconds = batches(part, batch_size, device), torch.Generator(device), []
     for epoch in range(epochs):
         training_mode(loop.model, freeze_norm=method != "cross_entropy")
@@ -60,15 +62,17 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, help="measure it in this process, and print it")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--search", action="store_true", help="with torch.backends.cudnn.benchmark")
+    parser.add_argument("--contiguous", action="store_true", help="weights by channel, not with channels last")
     parser.add_argument("--out", type=Path, default=Path("build/first-epoch-cuda.json"))
     given = parser.parse_args()
     if given.case:
         torch.backends.cudnn.benchmark = given.search
-        print(json.dumps(measure(given.case)))
+        print(json.dumps(measure(given.case, given.contiguous)))
         return
     found = {}
     for name in given.cases:
-        command = [sys.executable, __file__, "--case", name, *(["--search"] if given.search else [])]
+        switches = [f"--{switch}" for switch in ("search", "contiguous") if getattr(given, switch)]
+        command = [sys.executable, __file__, "--case", name, *switches]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[name] = json.loads(done.stdout.splitlines()[-1])
         print(name, found[name], flush=True)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -193,3 +194,25 @@ def test_what_is_there_as_json():
     assert list(shown["samples"]) == ["train", "validation", "test"] and len(shown["samples"]["test"]) == 10
     listed = json.loads(inside("reproduce", "--list", "--scale", "smoke", "--json", "--runs", "nowhere").stdout)
     assert len(listed) == 10 and {"name", "runs", "done", "seconds_left"} <= set(listed[0])
+
+
+def test_the_list_counts_the_part_that_is_asked_for():
+    def pairs(*words):
+        record = Path(__file__).parents[1] / "results" / "all-pairs"
+        words = (
+            "reproduce",
+            "failure-cifar10",
+            "--list",
+            "--json",
+            "--runs",
+            "nowhere",
+            "--results",
+            str(record),
+            *words,
+        )
+        (row,) = json.loads(inside(*words).stdout)
+        return row["runs"], row["done"]
+
+    some, all_of_them, one_method = pairs(), pairs("--all-pairs"), pairs("--all-pairs", "--methods", "csada")
+    assert some[0] == 40 and all_of_them[0] == 180 and one_method[0] == 90
+    assert some[1] < one_method[1] < all_of_them[1]

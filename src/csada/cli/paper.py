@@ -164,13 +164,14 @@ def reproduce(
 
     if name is None and not show:
         raise InputError("name an experiment, or all; csada reproduce --list shows them")
-    names = [each for each in EXPERIMENTS if has_scale(each, scale)] if name == "all" or show else [str(name)]
+    names = [each for each in EXPERIMENTS if has_scale(each, scale)] if name in (None, "all") else [str(name)]
     specs = [load_spec(each, scale, data) for each in names]
+    only = Portion(methods.split(",") if methods else None, matrices, replications)
     if show:
         listed: list[dict[str, Any]] = []
         for spec in specs:
-            plan = plan_runs(spec, runs, results)
-            total = len(plan.runs) or spec.count
+            plan = plan_runs(spec, runs, results, all_pairs, only=only)
+            total = len(plan.runs) or spec.count  # before its baseline is there
             left = len(plan.missing()) if plan.runs else total
             state = {"runs": total, "done": total - left, "seconds_left": left * spec.seconds}
             listed.append({"name": spec.name, "data": spec.data, **state, "shows": spec.title})
@@ -185,7 +186,6 @@ def reproduce(
         cli.say("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.")
         return
     probe(results)
-    only = Portion(methods.split(",") if methods else None, matrices, replications)
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     failed = 0
     for spec in sorted(specs, key=lambda s: s.count * s.seconds):

@@ -57,8 +57,9 @@ def plan_runs(
     results_dir: Path | None = None,
     all_pairs: bool = False,
     carried: Path | None = None,
+    only: Portion | None = None,
 ) -> Runs:
-    """Where a baseline decides the pairs and is not trained, there are no runs yet."""
+    """Where a baseline decides the pairs and is not trained, there are no runs yet. only: a part of the runs."""
     known = known_runs(spec, results_dir)
     baselines = [Run(c, runs_dir / BASELINES / known_by(c), carried) for c in baseline_configs(spec)]
     counts = {}
@@ -67,7 +68,7 @@ def plan_runs(
             counts[run.folder.name] = entry.result.validation
         elif run.done:
             counts[run.folder.name] = read_json(run.folder / "result.json", BaselineResult).validation
-    configs = run_configs(spec, counts, all_pairs)
+    configs = [config for config in run_configs(spec, counts, all_pairs) if only is None or config in only]
     return Runs(baselines, [Run(c, runs_dir / spec.folder / known_by(c)) for c in configs], known)
 
 
@@ -101,8 +102,7 @@ def run_experiment(
     report = SweepReport()
 
     def made() -> Runs:
-        plan = plan_runs(spec, runs_dir, results_dir, all_pairs, carried)
-        return replace(plan, runs=[run for run in plan.runs if run.config in only])
+        return plan_runs(spec, runs_dir, results_dir, all_pairs, carried, only)
 
     def do(*rounds: list[Run]) -> None:
         """Do the runs, round after round, and enter them into the report."""
@@ -198,7 +198,9 @@ def collect(spec: Spec, runs_dir: Path, results_dir: Path | None = None) -> Reco
         title=spec.title,
         data=data,
         classes=data.classes,
-        planned=max(spec.count, len(runs)),
+        planned=len(plan.runs)
+        if len(runs) > spec.count
+        else spec.count,  # all pairs, once there are more than the file's
         baselines=baselines,
         runs=runs,
     )

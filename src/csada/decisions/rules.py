@@ -303,7 +303,8 @@ class MinimumExpectedCost:
 
     def contradicts(self, probabilities: Any, chosen: Labels) -> NDArray[np.bool_]:
         """[N]: whether other classes than these follow from calibrated probabilities, whatever digits a file left out."""
-        p, rows, unit = as_array(probabilities), np.arange(len(chosen)), mean_cost(self.costs)
+        p = np.maximum(as_array(probabilities), TIE)  # what was rounded to zero settles no tie
+        rows, unit = np.arange(len(chosen)), mean_cost(self.costs)
         added = None if self.multipliers is None else as_array(self.multipliers)
         criterion = Decided(p, p, _expected(p, self.costs), unit, self.strength, added).criterion
         found, least, most = criterion[rows, chosen], criterion.min(1), max(unit, self.costs.values.max())

@@ -289,6 +289,20 @@ def test_monitor_tells_cost_pairs_and_frequencies_and_ends_well(folder, log, tmp
     assert sum(float(share) for _, share, _ in rows[1:]) == pytest.approx(1, abs=1e-5)
 
 
+def test_every_critical_pair_is_counted(folder, log, tmp_path):
+    """There were five, whatever the costs."""
+    known = csada.Classifier.load(folder)
+    costs = csada.CostMatrix(COSTS.values * np.linspace(1, 2, K * K).reshape(K, K), CLASSES)
+    evidence = replace(known.evidence, arrays={**known.evidence.arrays, "costs": costs.values})
+    other = replace(known, costs=costs, evidence=evidence)
+    other.save(tmp_path / "model")
+    rewritten(log, lambda _, values: values.update(model=other.fingerprint))
+    found = monitor(tmp_path / "model", log, "600")
+    told = found.newest.pairs
+    assert len(told) == found.critical == K * (K - 1) - 1
+    assert [each.cost for each in told] == sorted((each.cost for each in told), reverse=True)
+
+
 def test_alarms_are_rules_of_the_project_and_set_the_exit_code(folder, log, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "csada.toml").write_text(
@@ -694,6 +708,8 @@ def test_charts_name_periods_leave_gaps_and_pairs_are_counted(folder, log):
     assert "2026-03-01</text>" in charts["cost"] and "2026-03-05</text>" in charts["pairs"] and "nan" not in text
     assert "ants \u2192 dogs" in charts["pairs"] and "more critical pairs" not in text
     assert "of 9 critical pairs" in page(replace(found, critical=9))
+    many = page(replace(found, periods=(replace(found.newest, pairs=3 * found.newest.pairs),)))
+    assert "<summary>5 more critical pairs</summary>" in many and many.count("ants</bdi></th><td><bdi>dogs") == 3
     assert "3 of 5 periods have enough decisions and so both estimates" in text
 
 

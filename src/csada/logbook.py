@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii as quoted
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ SKEW = 60.0  # seconds by which the clocks of several writers may differ
 AHEAD = 3600.0  # seconds by which they may be ahead of this machine's
 OFF = 2e-3  # by which a sum of probabilities may differ from one
 LINE = re.compile(rb'\s*{[^\n]*"(time|input|id|model|probabilities)"')  # how a log begins
+NEEDED = itemgetter("time", "model", "probabilities", "predicted", "expected_cost", "referred")
 NUMBERS = {int, float}  # of JSON; true and false are none
 LONGEST = 1 << 20  # characters of a line
 PLACES = 12  # decimals of a probability
@@ -213,10 +215,8 @@ class Reading:
     def _parsed(self, line: str, numbers: dict[str, int]) -> Line:
         try:
             values = json.loads(line)
-            model, p, name, cost, referred = (
-                values[key] for key in ("model", "probabilities", "predicted", "expected_cost", "referred")
-            )
-            told = datetime.fromisoformat(values["time"])
+            written, model, p, name, cost, referred = NEEDED(values)
+            told = datetime.fromisoformat(written)
             moment = (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
             key = (key_of(values.get("input")), key_of(values.get("id"))) if self.keys else (0, 0)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
@@ -241,7 +241,7 @@ class Reading:
             raise _Skipped("with probabilities that are no numbers") from None
         if not isinstance(referred, bool):
             raise _Skipped("that do not say whether the case was referred")
-        self._count(line, values["time"])
+        self._count(line, written)
         back = (
             moment < self.latest - SKEW
         )  # one line far ahead is one step back, not as many as there are lines after it

@@ -146,7 +146,7 @@ def _show(found: Monitored) -> None:
         f"  {p.truth} labelled as {p.predicted}: {p.expected:.1f} ({p.low:.1f} to {p.high:.1f})"
         for p in newest.pairs[:FIRST]
     ]
-    shown = f", the {len(pairs)} costliest or bounded of {found.critical:,} critical pairs" * (
+    shown = f", the {len(pairs)} costliest or bounded of {found.critical:,} critical pairs (more: --out, --json)" * (
         found.critical > len(pairs)
     )
     cli.say(

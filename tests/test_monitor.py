@@ -343,6 +343,11 @@ def test_late_labels_set_the_truth_beside_the_estimate(folder, log, tmp_path):
     assert found.periods[1].truth.mean_cost == pytest.approx(COSTS.values[y[300:], z].mean())
     assert "301 labels of" in found.notes[-1] and "belong to 300 logged decisions" in found.notes[-1]
     assert found.offer is None  # nothing to gain, nothing offered
+    shown = inside("monitor", folder, log, "--every", "300", "--labels", late).stdout
+    real, newest = f"{100 * found.newest.truth.mean_cost:.2f} (300)", found.newest
+    assert real in shown and "by probabilities" in shown
+    for share, other in zip(newest.frequencies, newest.frequencies_by_counts, strict=True):
+        assert re.search(rf"{100 * share:.1f} % +{100 * other:.1f} %", shown)
     with pytest.raises(csada.InputError, match="nothing is written"):
         recalibrate(folder, log, found.offer, tmp_path / "new")
     late.write_text("id,label\n1,ants\n2,bee\n")

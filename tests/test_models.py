@@ -7,7 +7,9 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from csada import models
 from csada.errors import InputError
 from csada.models.factories import sketch
 from csada.models.folded import foldable, folded_forward
+from csada.models.weights import as_bytes
 
 
 def small_cnn(seed: int = 5) -> nn.Module:
@@ -429,6 +432,57 @@ def test_the_hub_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it were not installed
     with pytest.raises(InputError, match=r"pip install 'csada\[hub\]'"):
         models.load_weights(small_cnn(), "hub:timm/resnet34.a1_in1k")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """One repository of the Hugging Face hub, owner/name, whose only file is `content`."""
+
+    content = b""
+
+    def do_GET(self) -> None:
+        there = self.path == "/owner/name/resolve/main/model.safetensors"
+        self.send_response(200 if there else 404)
+        self.send_header("Content-Length", str(len(self.content) if there else 0))
+        self.send_header("X-Error-Code", "" if there else "RepoNotFound")
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("ETag", f'"{"1" * 40}"')
+        self.end_headers()
+        if there and self.command == "GET":
+            self.wfile.write(self.content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the screen."""
+
+
+def test_weights_come_from_the_hub_and_then_from_its_cache(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    given = small_cnn()
+    with torch.no_grad():
+        next(given.parameters()).fill_(7)
+    Hub.content = as_bytes(given)
+    said = (
+        "import sys; from csada import models; m = models.create('cnn', 3, channels=1, size=8, width=4); "
+        "print(next(models.load_weights(m, sys.argv[1]).parameters()).mean().item())"
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        local = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_DISABLE_XET": "1",
+        }
+
+        def load(name: str) -> subprocess.CompletedProcess[str]:
+            how = {"capture_output": True, "text": True, "env": os.environ | local}
+            return subprocess.run([sys.executable, "-c", said, f"hub:{name}"], **how)
+
+        assert load("owner/name").stdout == "7.0\n"
+        wrong = load("owner/other").stderr.splitlines()[-1]
+        assert "InputError: cannot fetch hub:owner/other" in wrong
+        server.shutdown()
+    assert load("owner/name").stdout == "7.0\n"  # nobody answers
 
 
 # --- batch norm folded into the convolutions

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -250,6 +251,19 @@ def test_estimates_agree_with_their_definitions():
     np.testing.assert_allclose(bbse_frequencies(prior[:, None] * rates, true @ rates), true, atol=1e-9)
 
 
+def test_counts_of_all_pairs_at_once_are_those_of_each(reference):
+    referring = replace(reference, predicted=np.where(np.arange(1500) % 7, reference.predicted, -1))
+    pairs = [(y, z) for y in range(K) for z in range(K) if y != z]
+    for known in (reference, referring):
+        chunk, _ = simulated(known, 3)
+        chunk = replace(chunk, predicted=np.where(np.arange(300) % 5, chunk.predicted, -1))
+        for (y, z), *found in zip(pairs, *chunk.counts(pairs), strict=True):
+            only = np.zeros((K, K))
+            only[y, z] = 1
+            value, band = chunk.estimate(only)
+            np.testing.assert_allclose(found, [value, *band], rtol=1e-9, atol=1e-15)
+
+
 def test_a_referred_case_costs_its_price_for_certain(reference):
     referring = replace(reference, predicted=np.full(len(reference.truth), -1), referral_cost=0.3)
     p = reference.probabilities[:100]
@@ -273,6 +287,20 @@ def test_monitor_tells_cost_pairs_and_frequencies_and_ends_well(folder, log, tmp
     rows = [line.split(",") for line in (tmp_path / "priors.csv").read_text().splitlines()]
     assert rows[0] == ["class", "frequency", "period"] and [name for name, *_ in rows[1:]] == list(CLASSES)
     assert sum(float(share) for _, share, _ in rows[1:]) == pytest.approx(1, abs=1e-5)
+
+
+def test_every_critical_pair_is_counted(folder, log, tmp_path):
+    """There were five, whatever the costs."""
+    known = csada.Classifier.load(folder)
+    costs = csada.CostMatrix(COSTS.values * np.linspace(1, 2, K * K).reshape(K, K), CLASSES)
+    evidence = replace(known.evidence, arrays={**known.evidence.arrays, "costs": costs.values})
+    other = replace(known, costs=costs, evidence=evidence)
+    other.save(tmp_path / "model")
+    rewritten(log, lambda _, values: values.update(model=other.fingerprint))
+    found = monitor(tmp_path / "model", log, "600")
+    told = found.newest.pairs
+    assert len(told) == found.critical == K * (K - 1) - 1
+    assert [each.cost for each in told] == sorted((each.cost for each in told), reverse=True)
 
 
 def test_alarms_are_rules_of_the_project_and_set_the_exit_code(folder, log, tmp_path, monkeypatch):
@@ -315,6 +343,11 @@ def test_late_labels_set_the_truth_beside_the_estimate(folder, log, tmp_path):
     assert found.periods[1].truth.mean_cost == pytest.approx(COSTS.values[y[300:], z].mean())
     assert "301 labels of" in found.notes[-1] and "belong to 300 logged decisions" in found.notes[-1]
     assert found.offer is None  # nothing to gain, nothing offered
+    shown = inside("monitor", folder, log, "--every", "300", "--labels", late).stdout
+    real, newest = f"{100 * found.newest.truth.mean_cost:.2f} (300)", found.newest
+    assert real in shown and "by probabilities" in shown
+    for share, other in zip(newest.frequencies, newest.frequencies_by_counts, strict=True):
+        assert re.search(rf"{100 * share:.1f} % +{100 * other:.1f} %", shown)
     with pytest.raises(csada.InputError, match="nothing is written"):
         recalibrate(folder, log, found.offer, tmp_path / "new")
     late.write_text("id,label\n1,ants\n2,bee\n")
@@ -346,7 +379,7 @@ def test_an_empty_name_of_a_case_labels_nothing(folder, classifier, tmp_path):
     labelled(late, [f"{inputs[0]},,ants", ",own,dogs", f"{inputs[1]},else,"], "input,id,label")
     found = monitor(folder, log, "60", labels=late)
     assert "2 labels of" in found.notes[0] and "belong to 2 logged decisions" in found.notes[0]
-    assert f"1 rows of {late} have no label yet" in found.notes
+    assert f"1 row of {late} has no label yet" in found.notes
 
 
 def test_an_id_of_several_cases_has_no_label_and_a_repeated_case_is_told(folder, classifier, tmp_path):
@@ -376,7 +409,7 @@ def test_a_time_that_cannot_be_is_a_line_left_out(folder, log, when):
     rewritten(log, lambda i, values: values.update(time=when) if i == 7 else None)
     for every in ("300", "day"):
         (note,) = monitor(folder, log, every).notes
-        assert "left out 1 of 600 lines: with a time that cannot be" in note
+        assert re.fullmatch("left out 1 of 600 lines: with a time (before 1970|more than an hour ahead.*)", note)
 
 
 def test_a_number_too_large_for_any_float_is_a_line_left_out(folder, log):
@@ -388,11 +421,71 @@ def test_a_number_too_large_for_any_float_is_a_line_left_out(folder, log):
     assert "left out 1 of 600 lines: with probabilities that" in note
 
 
-def test_one_line_far_in_the_future_is_one_step_back(folder, log):
+def test_one_line_ahead_is_one_step_back(folder, log):
     """It made each line after it one that came too early."""
-    rewritten(log, lambda i, values: values.update(time="2099-01-01T00:00:00Z") if i == 0 else None)
+    later = (datetime.now(UTC) + timedelta(minutes=30)).isoformat()
+    rewritten(log, lambda i, values: values.update(time=later) if i == 0 else None)
     (note,) = monitor(folder, log, "300").notes
     assert note.startswith("the time goes back by more than 60 s once:")
+
+
+def test_a_clock_that_is_far_ahead_makes_no_newest_period(folder, log):
+    """A hundred years ahead, its week was the newest: alarms and frequencies came from there."""
+
+    def ahead(i, values):
+        if i >= 530:
+            values["time"] = values["time"].replace(values["time"][:2], "21", 1)
+
+    found = monitor(folder, rewritten(log, ahead), "week")
+    assert len(found.periods) == 1 and found.newest.decisions == 530
+    assert found.notes == ("left out 70 of 600 lines: with a time more than an hour ahead of this machine's clock",)
+
+
+def test_copies_of_lines_are_left_out_and_the_same_case_again_is_not(folder, classifier, tmp_path):
+    """A log that was joined with a copy of itself had twice the counts, without a word."""
+    log, x = tmp_path / "log.jsonl", cases(1, 300)[0]
+    for start in range(0, 300, 100):
+        classifier.log(log, x[start : start + 100])
+        time.sleep(0.002)
+    classifier.log(log, x[:100])  # decided again
+    assert monitor(folder, log, "400").notes == ()
+    log.write_bytes(2 * log.read_bytes())
+    found = monitor(folder, log, "400")
+    assert found.notes == ("left out 400 of 800 lines: copies of an earlier line",)
+    assert [each.decisions for each in found.periods] == [400]
+    classifier.log(twice := tmp_path / "twice.jsonl", np.concatenate([x[:60], x[:60]]))  # in a batch that is no copy
+    found = monitor(folder, twice, "120")
+    assert found.newest.decisions == 120 and found.notes[0].startswith("60 of 120 lines repeat one of the same moment")
+
+
+@pytest.mark.parametrize("cost", [None, -0.1, True, "0.1", float("nan"), float("inf")])
+def test_an_expected_cost_that_is_none_is_a_line_left_out(folder, log, cost):
+    def spoil(_, values):
+        if cost is None:
+            del values["expected_cost"]
+        else:
+            values["expected_cost"] = cost
+
+    told = "not a line of the schema" if cost is None else "with an expected cost that is no number of zero or more"
+    assert f"600 {told}" in refused("monitor", folder, rewritten(log, spoil))
+
+
+def test_true_and_false_are_no_probabilities(folder, log):
+    rewritten(log, lambda i, values: values.update(probabilities=[True, False, False, 0]) if i == 7 else None)
+    assert monitor(folder, log, "300").notes == ("left out 1 of 600 lines: with probabilities that are no numbers",)
+
+
+def test_decisions_that_the_rule_would_not_make_are_counted(folder, classifier, log):
+    """A program that mixed up the classes was believed."""
+    assert monitor(folder, log, "300").notes == ()
+    rewritten(log, lambda i, values: values.update(probabilities=[round(p, 4) for p in values["probabilities"]]))
+    assert monitor(folder, log, "300").notes == ()  # a program that keeps four digits
+    other = dict(zip(CLASSES, [*CLASSES[1:], CLASSES[0]], strict=True))
+    rewritten(log, lambda i, values: values.update(predicted=other[values["predicted"]]) if i < 70 else None)
+    (note,) = monitor(folder, log, "300").notes
+    assert note.startswith("70 logged decisions differ from what the model's rule makes of the probabilities")
+    rewritten(log, lambda i, values: values.update(referred=True))  # a person may decide otherwise
+    assert not any("differ from" in each for each in monitor(folder, log, "300").notes)
 
 
 def test_a_recalibration_is_offered_and_written_only_where_asked_and_to_a_new_folder(folder, classifier, tmp_path):
@@ -618,8 +711,11 @@ def test_charts_name_periods_leave_gaps_and_pairs_are_counted(folder, log):
     charts = {name: text.split(f'id="{name}-chart"')[1].split("</svg>")[0] for name in ("cost", "pairs")}
     assert charts["cost"].count("<polygon") == 2 and charts["cost"].count("<polyline") == 3  # two runs, and validation
     assert "2026-03-01</text>" in charts["cost"] and "2026-03-05</text>" in charts["pairs"] and "nan" not in text
-    assert "ants \u2192 dogs" in charts["pairs"] and "critical pairs" not in text
+    assert "ants \u2192 dogs" in charts["pairs"] and "more critical pairs" not in text
     assert "of 9 critical pairs" in page(replace(found, critical=9))
+    many = page(replace(found, periods=(replace(found.newest, pairs=3 * found.newest.pairs),)))
+    assert "<summary>5 more critical pairs</summary>" in many and many.count("ants</bdi></th><td><bdi>dogs") == 3
+    assert "3 of 5 periods have enough decisions and so both estimates" in text
 
 
 # -- the schema, without csada -----------------------------------------------------------------------------

@@ -57,6 +57,15 @@ def test_a_factory_goes_from_train_to_fit_and_predict_and_runs_only_when_trusted
     )
 
 
+def test_a_factory_is_no_backbone_and_needs_no_trust_to_be_refused(factory):
+    """It said to load it with --trust, which was given."""
+    own = ("digits", "--model", "team_networks:build", "--epochs", "1", "--trust", "--out", factory / "base")
+    assert inside("train", *own).returncode == 0
+    head = ("digits", "--features", factory / "base", "--out", factory / "head")
+    for more in ((), ("--trust",)):
+        assert "base cannot be a backbone: 'team_networks:build' makes its network" in refused("train", *head, *more)
+
+
 def test_a_network_that_does_not_take_the_samples_is_refused_before_training(factory):
     said = refused("train", "digits", "--model", "team_networks:wrong", "--trust", "--out", factory / "m")
     assert "does not take samples of 1 x 8 x 8" in said

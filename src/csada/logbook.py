@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii as quoted
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +33,17 @@ Line = tuple[float, list[float], int, bool, tuple[int, int]]
 
 TOGETHER = 10_000  # lines read at once
 SKEW = 60.0  # seconds by which the clocks of several writers may differ
-YEARS = datetime(1970, 1, 1, tzinfo=UTC).timestamp(), datetime(2200, 1, 1, tzinfo=UTC).timestamp()
+AHEAD = 3600.0  # seconds by which they may be ahead of this machine's
 OFF = 2e-3  # by which a sum of probabilities may differ from one
 LINE = re.compile(rb'\s*{[^\n]*"(time|input|id|model|probabilities)"')  # how a log begins
+NEEDED = itemgetter("time", "model", "probabilities", "predicted", "expected_cost", "referred")
+NUMBERS = {int, float}  # of JSON; true and false are none
 LONGEST = 1 << 20  # characters of a line
+PLACES = 12  # decimals of a probability
+FOUR = np.array([f"{i:04}" for i in range(10_000)], "S4").view(
+    np.uint32
+)  # texts of four bytes are copied as one number
+WHOLE = np.array([", 0.", ", 1."], "S4").view(np.uint32)
 
 
 class Log:
@@ -53,27 +63,37 @@ class Log:
             self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}; give another file for the log") from None
-        self.names = np.array([f'"predicted":{json.dumps(name)},"expected_cost":' for name in classes], object)
-        self.ends = np.array(
-            [f',"referred":{word},"model":{json.dumps(model)}}}\n' for word in ("false", "true")], object
-        )
-        self.row = f'"input":"%s","probabilities":[{",".join(["%.6g"] * len(classes))}],%s%.6g%s'
+        self.names = _padded([f'"predicted":{json.dumps(name)}' for name in classes])
+        self.ends = _padded([f',"referred":{word}' for word in ("false", "true")])
+        self.model = f',"model":{json.dumps(model)}}}\n'
 
     def write(self, decided: Sequence[Any], contents: Sequence[bytes], ids: Sequence[Any] | None = None) -> None:
-        """decided: what `Classifier.decide` says of a batch. contents: to hash. Scores that are no numbers get no line."""
+        """decided: what `Classifier.decide` says of a batch. contents: to hash. Scores that are no numbers get no line.
+
+        Lines are of one length and made side by side, with spaces where a text is shorter and PLACES decimals of a
+        probability: to print each number as text of its own takes twice as long as all else.
+        """
         chosen, _, costs, refer, probabilities = (np.asarray(each) for each in decided[:5])
-        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        start = f'{{"time":"{time}",' + '"id":%s,' * (ids is not None)
-        rows = np.flatnonzero(np.isfinite(costs)).tolist()
-        columns: list[Any] = [] if ids is None else [[quoted(str(ids[i])) for i in rows]]
-        columns += [[sha256(contents[i]).hexdigest() for i in rows], *probabilities[rows].T]
-        columns += [self.names[chosen[rows]], costs[rows], self.ends[refer[rows].astype(int)]]
-        values = np.empty(
-            (len(rows), len(columns)), object
-        )  # all are written at once: a row's own call would cost as much again
-        for i, column in enumerate(columns):
-            values[:, i] = column
-        self.append(((start + self.row) * len(rows) % tuple(values.ravel().tolist())).encode())
+        if not len(rows := np.flatnonzero(np.isfinite(costs))):
+            return
+        hashes = b"".join([sha256(contents[i]).digest() for i in rows.tolist()]).hex().encode()
+        p = _decimals(probabilities[rows]).reshape(len(rows), -1)
+        columns: list[Any] = [b'"input":"', np.frombuffer(hashes, np.uint8).reshape(-1, 64), b'","probabilities":[']
+        columns += [p[:, 1:], b"],", self.names[chosen[rows]], b',"expected_cost":']
+        spent = ("%-13.6g" * len(rows) % tuple(costs[rows].tolist())).encode()
+        columns += [
+            np.frombuffer(spent, np.uint8).reshape(-1, 13),
+            self.ends[refer[rows].astype(int)],
+            self.model.encode(),
+        ]
+        columns = [np.frombuffer(each, np.uint8) if isinstance(each, bytes) else each for each in columns]
+        lines = np.empty((len(rows), sum(each.shape[-1] for each in columns)), np.uint8)
+        np.concatenate([np.broadcast_to(each, (len(rows), each.shape[-1])) for each in columns], 1, out=lines)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        start = f'{{"time":"{now}",'.encode()
+        starts = [start + (b"" if ids is None else f'"id":{quoted(str(ids[i]))},'.encode()) for i in rows.tolist()]
+        whole = lines.view(f"S{lines.shape[1]}").ravel().tolist()
+        self.append(b"".join([part for both in zip(starts, whole, strict=True) for part in both]))
 
     def append(self, text: bytes) -> None:
         """Whole lines, after a line that a killed program left half written."""
@@ -93,6 +113,25 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         os.close(self.file)
+
+
+def _padded(texts: Sequence[str]) -> Array:
+    """[n, longest] uint8."""
+    found = [text.encode() for text in texts]
+    longest = max(map(len, found))
+    return np.frombuffer(b"".join(each.ljust(longest) for each in found), np.uint8).reshape(-1, longest)
+
+
+def _decimals(values: Array) -> Array:
+    """[..., 16] uint8: a comma, a space and a number from 0 to 1."""
+    left = np.rint(np.clip(values, 0, 1) * 10.0**PLACES).astype(np.int64)
+    found = np.empty((*left.shape, 4), np.uint32)
+    for place in (3, 2, 1):
+        high = left // 10_000
+        found[..., place] = FOUR[left - high * 10_000]
+        left = high
+    found[..., 0] = WHOLE[left]
+    return found.view(np.uint8)
 
 
 class Decisions(NamedTuple):
@@ -139,6 +178,13 @@ class Reading:
     others: Counter[str] = field(default_factory=Counter)  # fingerprints of other models
     backwards: int = 0  # how often the time goes back by more than SKEW
     latest: float = 0.0  # since then
+    now: float = field(default_factory=time.time)
+    seen: dict[int, int] = field(
+        default_factory=dict
+    )  # 64 bits of each line, and in which run of one time it came first
+    runs: int = 0
+    told: str = ""  # the time of the last line
+    alike: int = 0  # lines like one of the same run: a case twice in a batch, or a copy of the whole log
 
     def batches(self) -> Iterator[Decisions]:
         numbers = {name: i for i, name in enumerate(self.classes)}
@@ -169,32 +215,48 @@ class Reading:
     def _parsed(self, line: str, numbers: dict[str, int]) -> Line:
         try:
             values = json.loads(line)
-            model, p, name, referred = (values[key] for key in ("model", "probabilities", "predicted", "referred"))
-            told = datetime.fromisoformat(values["time"])
+            written, model, p, name, cost, referred = NEEDED(values)
+            told = datetime.fromisoformat(written)
             moment = (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
             key = (key_of(values.get("input")), key_of(values.get("id"))) if self.keys else (0, 0)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             raise _Skipped("not a line of the schema (half written or damaged)") from None
-        if not YEARS[0] <= moment < YEARS[1]:
-            raise _Skipped("with a time that cannot be (before 1970 or after 2199)")
+        if moment < 0:
+            raise _Skipped("with a time before 1970")
+        if moment > self.now + AHEAD:
+            raise _Skipped("with a time more than an hour ahead of this machine's clock")
         if model != self.model:
             self.others[str(model)[:32]] += 1
             raise _Skipped("of another model")
         if not isinstance(name, str) or name not in numbers:
             raise _Skipped("of a class that the model does not have")
+        if type(cost) not in NUMBERS or not 0 <= cost < math.inf:
+            raise _Skipped("with an expected cost that is no number of zero or more")
         try:
+            if not NUMBERS.issuperset(map(type, p)):
+                raise TypeError
             if len(p) != len(numbers) or not (min(p) >= 0 and abs(sum(p) - 1) <= OFF):
                 raise _Skipped("with probabilities that do not sum to one, or not one per class")
         except (TypeError, OverflowError):
             raise _Skipped("with probabilities that are no numbers") from None
         if not isinstance(referred, bool):
             raise _Skipped("that do not say whether the case was referred")
+        self._count(line, written)
         back = (
             moment < self.latest - SKEW
         )  # one line far ahead is one step back, not as many as there are lines after it
         self.backwards += back
         self.latest = moment if back else max(self.latest, moment)
         return moment, p, numbers[name], referred, key
+
+    def _count(self, line: str, told: str) -> None:
+        """Leaves out a copy of a line that came earlier; a case that was decided again has another time."""
+        self.runs, self.told = self.runs + (told != self.told), told
+        known = len(self.seen)
+        first = self.seen.setdefault(hash(line), self.runs)
+        if first != self.runs:
+            raise _Skipped("copies of an earlier line")
+        self.alike += len(self.seen) == known
 
     def _batch(self, found: list[Line]) -> Decisions:
         time, p, predicted, referred, keys = zip(*found, strict=True)

@@ -117,19 +117,24 @@ def _bounds(pairs: list[str], cost_rise: float | None, frequency_change: float |
 
 
 def _show(found: Monitored) -> None:
+    from csada.report.monitor import FIRST
+
     cli.warn(*(f"csada: {note}" for note in found.notes))
     rows: list[tuple[str, ...]] = []
     for each in found.periods[-ROWS:]:
         share = f"{100 * each.referred / each.decisions:.1f} %" if each.decisions else "-"
-        real = f"{100 * each.truth.mean_cost:.2f}" if each.truth else "-"
+        real = f"{100 * each.truth.mean_cost:.2f} ({each.truth.labelled:,})" if each.truth else "-"
         cost, band, told = "-", "-", "too few decisions" if each.decisions else "no decisions"
         if each.cost is not None:
             low, high = (100 * end for end in each.cost.band)
             cost, band = f"{100 * each.cost.value:.2f}", f"{low:.2f} to {high:.2f}"
             told = "no" if each.trusted else "YES"
         rows.append((each.name, f"{each.decisions:,}", share, cost, band, real, told))
-    cli.say("Cost per 100 decisions; changed: more than class frequencies did, so that no estimate holds.")
-    cli.show_table(("decisions", "referred", "cost", "95 %", "real", "changed"), rows)
+    cli.say(
+        "Cost per 100 decisions; real: of those whose label came, in brackets; changed: more than class frequencies did, so "
+        "that no estimate holds."
+    )
+    cli.show_table(("decisions", "referred", "cost", "95 %", "real (labels)", "changed"), rows)
     if len(found.periods) > ROWS:
         cli.say(f"{len(found.periods) - ROWS:,} earlier periods: see --out and --json")
     cli.say(f"validation cost {100 * found.validation_cost:.2f} per 100 predictions")
@@ -138,15 +143,23 @@ def _show(found: Monitored) -> None:
         cli.warn("no period has enough decisions for an estimate")
         return
     pairs = [
-        f"  {p.truth} labelled as {p.predicted}: {p.expected:.1f} ({p.low:.1f} to {p.high:.1f})" for p in newest.pairs
+        f"  {p.truth} labelled as {p.predicted}: {p.expected:.1f} ({p.low:.1f} to {p.high:.1f})"
+        for p in newest.pairs[:FIRST]
     ]
-    shown = f", the {len(pairs)} costliest or bounded of {found.critical:,} critical pairs" * (
+    shown = f", the {len(pairs)} costliest or bounded of {found.critical:,} critical pairs (more: --out, --json)" * (
         found.critical > len(pairs)
     )
     cli.say(
         f"expected in {newest.name}{shown}:" if pairs else f"in {newest.name} no pair costs more than others", *pairs
     )
-    cli.say(f"class frequencies moved by {100 * newest.moved:.1f} % of the cases from validation's")
+    cli.say(f"class frequencies moved by {100 * newest.moved:.1f} % of the cases from validation's, in {newest.name}:")
+    shares = zip(found.validation_frequencies, newest.frequencies, newest.frequencies_by_counts, strict=True)
+    classes = [(name, *row) for name, row in zip(found.classes, shares, strict=True)]
+    classes = sorted(classes, key=lambda row: -abs(row[2] - row[1]))[:ROWS] if len(classes) > ROWS else classes
+    cells = [(name, *(f"{100 * share:.1f} %" for share in row)) for name, *row in classes]
+    cli.show_table(("validation", "by probabilities", "by counts"), cells)
+    if len(found.classes) > ROWS:
+        cli.say(f"the {ROWS} that moved most of {len(found.classes):,} classes; --out and --json have all")
     if found.offer:
         cli.say(
             f"a {found.offer.kind} re-calibration on {found.offer.labelled:,} labelled decisions lowers the cross-entropy from "

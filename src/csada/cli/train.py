@@ -62,14 +62,15 @@ def train(
     from csada.models.featured import HEADS
     from csada.reading import plain
     from csada.tracking import tracked
-    from csada.workflow.features import train_head
+    from csada.workflow.features import in_folder, train_head
     from csada.workflow.project import suited, suited_size
     from csada.workflow.train import train as workflow
 
     where = cli.chosen_device(device)
     gpu = where.type == "cuda"
-    if features is not None and (Path(features) / CONFIG).exists():
-        takes = Classifier.load(features).input
+    backbone = None if features is None else in_folder(features)
+    if backbone is not None:
+        takes = backbone.input
         size = reading.size or (None if takes.is_row else takes.shape[-1])
         size = size if "size" in options_of(data, reading.data_dir) else None
     else:

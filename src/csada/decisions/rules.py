@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import softmax
 
 from csada.costs import CostMatrix
@@ -35,6 +36,7 @@ TIE = 1e-12  # costs are the same when they differ by less than this share of th
 STRENGTHS = (0.0, *(float(odds / (1 + odds)) for odds in np.geomspace(1e-3, 1e3, 61)), 1.0)
 
 LEAST = 0.001  # accuracy: a tenth of a point
+ROUNDED = 0.001  # of a probability, or of a cost
 
 
 def argmax(logits: Any) -> Any:
@@ -298,6 +300,17 @@ class MinimumExpectedCost:
         scores = checked_logits(logits, self.classes) @ weights + bias
         added = None if self.multipliers is None else as_array(self.multipliers)
         return by_scores(scores, self.costs, self.strength, added)
+
+    def contradicts(self, probabilities: Any, chosen: Labels) -> NDArray[np.bool_]:
+        """[N]: whether other classes than these follow from calibrated probabilities, whatever digits a file left out."""
+        p = np.maximum(as_array(probabilities), TIE)  # what was rounded to zero settles no tie
+        rows, unit = np.arange(len(chosen)), mean_cost(self.costs)
+        added = None if self.multipliers is None else as_array(self.multipliers)
+        criterion = Decided(p, p, _expected(p, self.costs), unit, self.strength, added).criterion
+        found, least, most = criterion[rows, chosen], criterion.min(1), max(unit, self.costs.values.max())
+        same = abs(criterion.T - found) <= TIE * (found + unit)
+        likelier = (same & (p.T - p[rows, chosen] > ROUNDED)).any(0)
+        return np.asarray(likelier | (found - least > ROUNDED * (found + ROUNDED * most)))
 
     def probabilities(self, logits: Any) -> Floats:
         """[N, K]: calibrated, and reweighted to the classes' frequencies in deployment."""

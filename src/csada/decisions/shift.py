@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -131,6 +132,13 @@ class Reference:
         k = len(self.costs)
         cells = self.truth * k + self.probabilities.argmax(1)
         return np.asarray(np.bincount(cells, minlength=k * k).reshape(k, k) / len(self.truth))
+
+    @cached_property
+    def _by_pair(self) -> tuple[Floats, Floats, Floats]:
+        """[K, K] each: of validation's decisions the expected counts, their variances, and the real counts."""
+        decided, counted = self.predicted != REFER, np.zeros(self.costs.shape)
+        np.add.at(counted, (self.truth[decided], self.predicted[decided]), 1)
+        return *_by_pair(self.posteriors, self.predicted), counted
 
     @cached_property
     def _moments(self) -> _Moments:
@@ -280,6 +288,28 @@ class Chunk:
             low = 0.0
         return Estimate(fixed + value, Interval(fixed + float(low), fixed + float(high)))
 
+    def counts(self, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats, Floats]:
+        """[P] each: value, low and high that `estimate` has for a table of zeros with a one at that (truth, predicted).
+
+        The sums over all decisions are taken once for all pairs.
+        """
+        if not pairs:
+            return np.empty(0), np.empty(0), np.empty(0)
+        ref, n, m, at = self.reference, len(self.predicted), len(self.reference.truth), tuple(np.array(pairs).T)
+        rates, variances = (each[at] for each in _by_pair(self.posteriors, self.predicted))
+        expected, unsure, counted = (each[at] for each in ref._by_pair)
+        weights = (self.frequencies / ref.frequencies)[at[0]]
+        off, variance = weights * (counted - expected) / m, weights**2 * unsure / m**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            off *= np.where(off != 0, np.maximum(0.0, 1 - variance / off**2), 0.0)
+            value = np.maximum(rates / n + off, 0.0)
+            grown = np.where(rates > 0, np.maximum(value / (rates / n), 0.25), 1.0)
+        draws = value + _rare(rates, variances * grown / n**2, seed=0)
+        draws += _rare(expected, variance, seed=1)
+        low, high = np.maximum(np.quantile(draws, [0.025, 0.975], axis=0), 0.0)
+        low = np.where(np.exp(-rates * grown) > 0.025, 0.0, np.minimum(low, value))
+        return value, low, np.maximum(high, value)
+
 
 class _Sums(NamedTuple):
     mean: float
@@ -311,3 +341,25 @@ def _noise(rates: Floats, values: Floats, variance: float, seed: int) -> Floats:
     value = np.array([rates.ravel()[group] @ values.ravel()[group] for group in groups]) / rate
     draws = (np.random.default_rng(seed).poisson(rate, (DRAWS, len(rate))) - rate) @ value
     return np.asarray(draws * math.sqrt(variance / float(rate @ value**2)))
+
+
+def _by_pair(p: Floats, predicted: Labels) -> tuple[Floats, Floats]:
+    """[K, K] each, (truth, predicted): the expected counts, and their variances."""
+    rates, variances = np.zeros((2, p.shape[1], p.shape[1]))
+    for start in range(0, len(p), MOST):
+        rows, some = p[start : start + MOST], predicted[start : start + MOST]
+        for z in np.unique(some[some != REFER]):
+            here = rows[some == z]
+            rates[:, z] += here.sum(0)
+            variances[:, z] += (here - here**2).sum(0)
+    return rates, variances
+
+
+def _rare(rates: Floats, variances: Floats, seed: int) -> Floats:
+    """[DRAWS, P]: for each pair what `_noise` draws of its count alone."""
+    found, generator = np.zeros((len(rates), DRAWS)), np.random.default_rng(seed)
+    start = generator.bit_generator.state
+    for i in np.flatnonzero((rates > 0) & (variances > 0)):
+        generator.bit_generator.state = start
+        found[i] = (generator.poisson(rates[i], DRAWS) - rates[i]) * math.sqrt(variances[i] / rates[i])
+    return found.T

@@ -80,9 +80,14 @@ def _build(architecture: str, classes: int, arguments: Mapping[str, Any], where:
         raise InputError(f"{where}: arguments {given} make no {architecture}: {reason}") from None
 
 
+def runs_code(spec: str) -> bool:
+    """Whether the network is made by a factory of somebody's own."""
+    return ":" in spec and spec.partition(":")[0] not in LIBRARIES
+
+
 def check_trust(spec: str, trust: bool, where: str) -> None:
     """Refuses what would run a stranger's code, unless the user allows it."""
-    if ":" in spec and spec.partition(":")[0] not in LIBRARIES and not trust:
+    if runs_code(spec) and not trust:
         raise InputError(
             f"{where} names code to run, {spec!r}; if you trust its author, load it with trust=True (--trust)"
         )

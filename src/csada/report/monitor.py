@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from csada.workflow.monitor import Monitored, Period
 
 LINES = 5  # pairs in the chart
+FIRST = 10  # pairs that are not folded away
 SHOWN = 100  # periods in the table
 CHANGED = (
     "the scores changed in a way that class frequencies do not explain: the estimate is not to be trusted. "
@@ -48,6 +49,8 @@ def page(it: Monitored) -> str:
             distrust=DISTRUST,
             tiles=_tiles(it, newest) if newest else [],
             labelled=labelled,
+            first=FIRST,
+            estimated=sum(each.cost is not None for each in it.periods),
             charts=_charts(it) if newest else None,
             frequencies=[(name, *row) for name, row in zip(it.classes, shares, strict=True)] if newest else [],
             periods=it.periods[-SHOWN:],

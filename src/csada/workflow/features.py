@@ -25,7 +25,9 @@ from csada.data.store import entry
 from csada.errors import InputError
 from csada.evaluation import predict_logits
 from csada.folders import CONFIG
+from csada.manifest import read_manifest
 from csada.models import arguments_for, load, load_weights
+from csada.models.factories import runs_code
 from csada.models.featured import NAME, Featured, without_head
 from csada.models.modes import device_of
 from csada.training.checkpoints import digest
@@ -41,10 +43,22 @@ class Backbone(NamedTuple):
     arguments: dict[str, Any]
 
 
+def in_folder(spec: str) -> Classifier | None:
+    """The classifier in a folder of `csada train`; None where there is no such folder."""
+    if not (Path(spec) / CONFIG).exists():
+        return None
+    for member in read_manifest(Path(spec)).members:
+        if runs_code(member.architecture):
+            raise InputError(
+                f"{spec} cannot be a backbone: {member.architecture!r} makes its network, and a head does not keep such code; "
+                "train it whole with --model and --trust, or use a network of csada, timm or torchvision"
+            )
+    return Classifier.load(spec)
+
+
 def backbone_of(spec: str, splits: Splits, pretrained: str | None = None) -> tuple[Backbone, Classifier | None]:
     """From a folder of `csada train`, which comes too; or timm:NAME, torchvision:NAME or a name of MODELS with weights."""
-    if (Path(spec) / CONFIG).exists():
-        given = Classifier.load(spec)
+    if (given := in_folder(spec)) is not None:
         member = given.start
         if splits.shape != given.input.shape:
             raise InputError(

@@ -18,13 +18,13 @@ from csada.decisions import CALIBRATIONS, Scaling, as_array, choose_calibration,
 from csada.decisions.calibration import CLEAR, FEWEST
 from csada.errors import InputError
 from csada.files import StrPath
-from csada.logbook import Decisions, key_of
+from csada.logbook import PLACES, Decisions, key_of
 from csada.rows import records
 from csada.workflow.versions import as_given, save_version
 
 LABELLED = 20_000  # decisions that a re-calibration is fitted on, at most: the newest
 NAMES = ("input", "id")  # what names a case, as in Decisions.keys
-LOWEST = math.log(np.finfo(np.float32).tiny)  # of a log of probabilities, which a log keeps in single precision
+LOWEST = -PLACES * math.log(10)  # of the logarithm of a probability: what a log keeps of one
 
 Array = NDArray[Any]
 
@@ -105,7 +105,8 @@ class Late:
         again = f"; {repeated:,} of these repeat an earlier one on the same case" * (repeated > 0)
         yield f"{given:,} labels of {self.path} belong to {self.found:,} logged decisions{again}"
         if self.unknown:
-            yield f"{self.unknown:,} rows of {self.path} have no label yet"
+            rows = "1 row of {} has" if self.unknown == 1 else f"{self.unknown:,} rows of {{}} have"
+            yield f"{rows.format(self.path)} no label yet"
         if self.unclear:
             yield (
                 f"left out {self.unclear:,} labels of {self.path}: their id names several decisions, on different inputs or "

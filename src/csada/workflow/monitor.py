@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from csada.classifier import Classifier
 from csada.costs import CostMatrix, did_you_mean
+from csada.decisions import MinimumExpectedCost
 from csada.decisions.calibration import FEWEST
 from csada.decisions.shift import Change, Chunk, Estimate, Reference
 from csada.errors import InputError
@@ -30,8 +31,9 @@ from csada.rows import cell
 from csada.workflow.late import Labelled, Late, Offer
 from csada.workflow.versions import as_given, reweighted, save_version
 
-PAIRS = 5
+PAIRS = 400  # in a period at most: all of twenty classes
 DAYS = {"day": 1, "week": 7}
+BLOCK = 1000  # decisions checked at once
 
 Array = NDArray[Any]
 
@@ -46,7 +48,7 @@ class Bounds:
     change: bool = True  # beyond frequencies
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be hundreds of thousands
 class PairCount:
     truth: str
     predicted: str
@@ -102,7 +104,7 @@ class Monitored:
     skipped: dict[str, int]
     notes: tuple[str, ...]
     periods: tuple[Period, ...]
-    critical: int  # pairs that cost more than the cheapest; periods have the PAIRS costliest, and those with a bound
+    critical: int  # pairs that cost more than the cheapest; periods have the PAIRS costliest, after those with a bound
     offer: Offer | None = None
 
     @property
@@ -131,11 +133,15 @@ def monitor(
     late = None if labels is None else Late.read(Path(labels), known.classes)
     reading = Reading(Path(log), known.fingerprint, known.classes, keys=late is not None)
     if late is not None:
-        late.drop_unclear(replace(reading, skipped=Counter(), others=Counter()).batches())
-    sizes = _by_count(reading.batches(), int(every)) if every.isdecimal() else _by_days(reading.batches(), DAYS[every])
+        late.drop_unclear(replace(reading, skipped=Counter(), others=Counter(), seen={}).batches())
     assert known.evidence is not None  # else there is no reference
     costs = known.evidence.costs
+    check = Check(known.decision.automatic(costs))
+    batches = map(check, reading.batches())
+    sizes = _by_count(batches, int(every)) if every.isdecimal() else _by_days(batches, DAYS[every])
     usual = Evaluation.of(reference.truth, reference.predicted, costs).mean_cost
+    bounded = [(costs.index(y), costs.index(z)) for y, z in bounds.pair]
+    pairs = list(dict.fromkeys(bounded + costs.critical_pairs(PAIRS)))
     periods, offered = [], Labelled()
     for name, found in sizes:
         if costs.referral_cost is not None:
@@ -143,7 +149,7 @@ def monitor(
         truth = None if late is None else late.of(found)
         if truth is not None:
             offered.add(found, truth)
-        period = _period(name, found, reference, costs, [*bounds.pair], truth)
+        period = _period(name, found, reference, costs, pairs, truth)
         periods.append(replace(period, alarms=tuple(_alarms(period, bounds, usual))))
     _refuse_empty(reading, folder)
     return Monitored(
@@ -155,7 +161,7 @@ def monitor(
         tuple(reference.frequencies.tolist()),
         reading.lines,
         dict(reading.skipped),
-        (*_notes(reading), *_unpriced(costs, periods), *(late.notes(offered.repeated) if late else ())),
+        (*_notes(reading), *check.notes(), *_unpriced(costs, periods), *(late.notes(offered.repeated) if late else ())),
         tuple(periods),
         int((costs.values > costs.values[~np.eye(len(costs), dtype=bool)].min()).sum()),
         offered.offer(),
@@ -217,7 +223,7 @@ def _period(
     found: Decisions,
     reference: Reference,
     costs: CostMatrix,
-    bounded: Sequence[tuple[str, str]],
+    pairs: Sequence[tuple[int, int]],
     truth: Array | None,
 ) -> Period:
     n, referred = len(found), int(found.referred.sum())
@@ -228,8 +234,6 @@ def _period(
     if n < FEWEST:
         return Period(name, first, last, n, referred, truth=told)
     chunk = Chunk(reference, found.probabilities, found.predicted)
-    listed = dict.fromkeys([(costs.index(y), costs.index(z)) for y, z in bounded] + costs.critical_pairs(PAIRS))
-    pairs = tuple(_pair(chunk, costs, y, z, found, truth) for y, z in listed)
     return Period(
         name,
         first,
@@ -237,7 +241,7 @@ def _period(
         n,
         referred,
         chunk.mean_cost(),
-        pairs,
+        tuple(_pairs(chunk, costs, pairs, truth)),
         tuple(chunk.frequencies.tolist()),
         tuple(chunk.frequencies_by_counts.tolist()),
         float(np.abs(chunk.frequencies - reference.frequencies).sum() / 2),
@@ -250,15 +254,21 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _pair(chunk: Chunk, costs: CostMatrix, y: int, z: int, found: Decisions, truth: Array | None) -> PairCount:
-    only = np.zeros(costs.values.shape)
-    only[y, z] = 1.0
-    n, (value, (low, high)) = len(found), chunk.estimate(only)
-    cases = max(float(chunk.frequencies[y]) * n, 1.0)
-    counted = None if truth is None else int(((truth == y) & (found.predicted == z)).sum())
-    rates = min(value * n / cases, 1.0), min(low * n / cases, 1.0)
-    names = costs.classes[y], costs.classes[z]
-    return PairCount(*names, float(costs.values[y, z]), value * n, low * n, high * n, *rates, counted)
+def _pairs(
+    chunk: Chunk, costs: CostMatrix, pairs: Sequence[tuple[int, int]], truth: Array | None
+) -> Iterator[PairCount]:
+    n, k = len(chunk.predicted), len(costs)
+    counted: list[int | None] = [None] * len(pairs)
+    if truth is not None:
+        told = (truth >= 0) & (chunk.predicted != REFER)
+        cells = np.bincount(truth[told] * k + chunk.predicted[told], minlength=k * k)
+        counted = [int(cells[y * k + z]) for y, z in pairs]
+    estimates = (each.tolist() for each in chunk.counts(pairs))
+    for (y, z), real, value, low, high in zip(pairs, counted, *estimates, strict=True):
+        cases = max(float(chunk.frequencies[y]) * n, 1.0)
+        rates = min(value * n / cases, 1.0), min(low * n / cases, 1.0)
+        names, cost = (costs.classes[y], costs.classes[z]), float(costs.values[y, z])
+        yield PairCount(*names, cost, value * n, low * n, high * n, *rates, real)
 
 
 def _truth(found: Decisions, truth: Array, costs: CostMatrix) -> Truth | None:
@@ -311,12 +321,39 @@ def _notes(reading: Reading) -> Iterator[str]:
     for reason, count in reading.skipped.items():
         which = f" ({', '.join(list(reading.others)[:3])})" if reason == "of another model" else ""
         yield f"left out {count:,} of {reading.lines:,} lines: {reason}{which}"
+    if reading.alike:
+        yield (
+            f"{reading.alike:,} of {reading.lines:,} lines repeat one of the same moment, and are counted: cases that came "
+            "twice in one batch, or a copy of the log in itself"
+        )
     if reading.backwards:
         times = f"{reading.backwards:,} times" if reading.backwards > 1 else "once"
         yield (
             f"the time goes back by more than {SKEW:g} s {times}: check the writers' clocks; "
             "days and weeks go by the time that a line says, numbers of decisions by the order of the file"
         )
+
+
+@dataclass
+class Check:
+    """Lets batches of decisions pass, and counts those that the model's rule would not make of the same probabilities."""
+
+    rule: MinimumExpectedCost
+    others: int = 0
+
+    def __call__(self, found: Decisions) -> Decisions:
+        for start in range(0, len(found), BLOCK):
+            some = found.part(slice(start, start + BLOCK))
+            own = some.part(~some.referred)
+            self.others += int(self.rule.contradicts(own.probabilities, own.predicted).sum())
+        return found
+
+    def notes(self) -> Iterator[str]:
+        if self.others:
+            yield (
+                f"{self.others:,} logged decisions differ from what the model's rule makes of the probabilities beside them: "
+                "check the program that writes the log"
+            )
 
 
 def _unpriced(costs: CostMatrix, periods: Sequence[Period]) -> Iterator[str]:

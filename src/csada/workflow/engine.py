@@ -218,7 +218,9 @@ def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool =
     where = f" (on {node})" if on_ray else ""
     torch.set_num_threads(threads)
     try:
-        if on_ray and not (file.parent.is_dir() and file.name in os.listdir(file.parent)):  # NFS keeps a no, but lists anew
+        if on_ray and not (
+            file.parent.is_dir() and file.name in os.listdir(file.parent)
+        ):  # NFS keeps a no, but lists anew
             raise RunError(f"{node} does not see {file.parent}; give a folder that all nodes share")
         call = pickle.loads(pickled)  # noqa: S301 - we wrote it
     except RunError as error:
@@ -260,7 +262,7 @@ def started(
         def there(task: Task) -> Future[Any]:
             future: Future[Any] = Future()
             if unfit and not fitting():
-                future.set_exception(RunError(next(iter(unfit.values()))))
+                future.set_exception(RunError(str(next(iter(unfit.values())))))
                 return future
             if not task.file.exists():  # by it a node knows the folder
                 told(task.file, 0, task.epochs)

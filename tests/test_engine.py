@@ -525,6 +525,7 @@ def test_every_command_with_an_engine_refuses_an_unknown_one_and_names_what_is_m
     model, tmp_path, monkeypatch, missing
 ):
     monkeypatch.setitem(sys.modules, missing, None)  # an import then fails
+    ray = {"ray": "ray", "grpc": "ray://127.0.0.1:1"}[missing]
     costs = "--costs", "pareto:0", "--scale", "0.3"
     for words in (
         ("reproduce", sweep(tmp_path), "--scale", "smoke", "--runs", tmp_path / "runs", "--results", tmp_path / "new"),
@@ -535,7 +536,7 @@ def test_every_command_with_an_engine_refuses_an_unknown_one_and_names_what_is_m
     ):
         for name, why in (
             ("slurm", "unknown engine 'slurm'; known: local, ray, ray://HOST"),
-            ("ray", "--engine ray needs Ray: pip install 'csada[ray]', or leave it out"),
+            (ray, f"--engine {ray} needs Ray: pip install 'csada[ray]', or leave it out"),
         ):
             run = inside(*words, "--engine", name)
             assert run.returncode == 2 and run.stderr.splitlines()[-1] == f"csada: {why}", (words, run.stderr)

@@ -55,9 +55,7 @@ class Lost(RunError):
 
 
 class Unfit(RunError):
-    """A run whose node lacks what it needs, its folder or its data; another one may do it."""
-
-    node = ""  # Ray's name of it
+    """(why, Ray's name of a node): it lacks what a run needs, its folder or its data; another one may do it."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +133,10 @@ def carry_out(
 ) -> dict[str, Exception]:
     """Why runs failed, by name. A round begins when the one before has ended; after the deadline (time.time()) no run does.
 
-    total, done: of the epochs that on_progress counts, all and those of earlier.
+    total, done: of the epochs that on_progress counts, all, where later rounds have some, and those of earlier.
     """
     failed, deaths, shown = dict[str, Exception](), Counter[str](), -math.inf
-    waiting, running, unfit = deque[Task](), dict[Future[Any], Task](), dict[str, Unfit]()
+    waiting, running, unfit = deque[Task](), dict[Future[Any], Task](), dict[str, str]()
 
     def look() -> None:
         nonlocal shown
@@ -151,6 +149,7 @@ def carry_out(
     with started(engine, deadline, look, unfit) as (submit, slots):
         for tasks in rounds:
             waiting.extend(tasks)
+            total = max(total, done + sum(task.epochs for task in waiting))
             while running or (waiting and time.time() < deadline):
                 room = slots()
                 while waiting and len(running) < room and time.time() < deadline:
@@ -160,7 +159,8 @@ def carry_out(
                     task, error = running.pop(future), error_of(future)
                     deaths[task.name] += isinstance(error, Lost)
                     if isinstance(error, Unfit):
-                        unfit[error.node] = error
+                        why, node = error.args
+                        unfit[node] = why
                     if isinstance(error, Later | Unfit) or (isinstance(error, Lost) and deaths[task.name] < DEATHS):
                         waiting.append(task)
                         continue
@@ -224,7 +224,11 @@ def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool =
             raise RunError(f"{node} does not see {file.parent}; give a folder that all nodes share")
         call = pickle.loads(pickled)  # noqa: S301 - we wrote it
     except RunError as error:
-        raise (unfit(f"{error}{where}") if on_ray else error) from None
+        if not on_ray:
+            raise
+        import ray
+
+        raise Unfit(f"{error}{where}", ray.get_runtime_context().get_node_id()) from None
     try:
         return call(partial(told, file))
     except Later:
@@ -232,14 +236,6 @@ def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool =
     except Exception as error:  # a run may be anybody's code
         kind = next((kind for kind in (Diverged, InputError) if isinstance(error, kind)), RunError)
         raise kind(f"{reason(error)}{where}".replace("\n", " ")) from None
-
-
-def unfit(message: str) -> Unfit:
-    import ray
-
-    error = Unfit(message)
-    error.node = ray.get_runtime_context().get_node_id()
-    return error
 
 
 def do_here(*given: Any) -> bytes:
@@ -254,7 +250,7 @@ def told(file: Path, epoch: int, every: int) -> None:
 
 @contextmanager
 def started(
-    engine: Engine, deadline: float, look: Callable[[], None], unfit: Mapping[str, Unfit]
+    engine: Engine, deadline: float, look: Callable[[], None], unfit: Mapping[str, str]
 ) -> Iterator[tuple[Callable[[Task], Future[Any]], Callable[[], float]]]:
     """(how a task is submitted, how many may be at the moment)."""
     if engine.name != "local":
@@ -262,7 +258,7 @@ def started(
         def there(task: Task) -> Future[Any]:
             future: Future[Any] = Future()
             if unfit and not fitting():
-                future.set_exception(RunError(str(next(iter(unfit.values())))))
+                future.set_exception(RunError(next(iter(unfit.values()))))
                 return future
             if not task.file.exists():  # by it a node knows the folder
                 told(task.file, 0, task.epochs)
@@ -342,19 +338,19 @@ def end_with_parent() -> None:
 
 @contextmanager
 def ray_cluster(
-    engine: Engine, unfit: Mapping[str, Unfit] = MappingProxyType({})
+    engine: Engine, unfit: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[Callable[..., Any], Callable[[], int]]]:
     """A cluster that is running, or one on this machine that ends with us: how to call `do` there, how many fit at once."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
     try:
-        import grpc as _  # of ray[client]
         import ray
         from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
+
+        address = running() if engine.name == "ray" else reachable(engine.name)
     except ImportError:
         raise InputError(f"--engine {engine.name} needs Ray: pip install 'csada[ray]', or leave it out") from None
-    address = running() if engine.name == "ray" else reachable(engine.name)
     dashboard = False if address == "local" else None
     try:
         ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
@@ -382,7 +378,7 @@ def ray_cluster(
         own: Any = {"num_cpus": asked.cpus, "num_gpus": gpus, "memory": memory, "max_retries": 0}
 
         def remote(*given: Any) -> Any:
-            others = NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*unfit)}) if unfit else None
+            others = NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*unfit)}) if unfit else None  # type: ignore[no-untyped-call]
             return ray.remote(do).options(**own, scheduling_strategy=others).remote(*given)
 
         yield remote, fitting
@@ -410,7 +406,7 @@ def reachable(address: str, ours: bool = False) -> str:
     import grpc
 
     client, host = address.startswith("ray://"), address.removeprefix("ray://")
-    if not client and ":" not in host or os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+    if (not client and ":" not in host) or os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return address  # one of Ray's words, auto or local; or Ray alone has the keys
     if ":" not in host:
         host, address = f"{host}:10001", f"{address}:10001"  # where clients are served

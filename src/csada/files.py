@@ -155,7 +155,7 @@ def regular(path: StrPath, largest: float = math.inf) -> Path:
 
 def probe(folder: Path) -> None:
     """OSError now, where it cannot be made or written to, and not after the work."""
-    with TemporaryFile(dir=next(each for each in (folder, *folder.parents) if each.exists())):
+    with TemporaryFile(dir=next(each for each in (folder, *folder.parents) if os.path.lexists(each))):
         pass
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from dataclasses import replace
 
@@ -296,3 +297,30 @@ def test_images_of_a_folder_are_brought_to_the_size_that_is_asked_for(tmp_path):
     assert found.plan.shape == (3, 16, 16)
     with borrowed_threads(2):  # on a machine with other cores it resumes
         assert compare(folder, "uniform", ["penalty"], seeds=2, **more).runs[:3] == found.runs
+
+
+def test_broken_images_are_left_out_and_listed_and_the_cache_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setenv("CSADA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CSADA_CACHE_GB", raising=False)
+    folder = save(csada.data.load("pills", scale=0.01, size=32), tmp_path / "pills")
+    broken = next(folder.glob("train/*/*"))
+    broken.write_bytes(b"no image")
+    words = (
+        "compare",
+        folder,
+        "--costs",
+        "uniform",
+        "--methods",
+        "penalty",
+        "--seeds",
+        1,
+        "--model",
+        "cnn",
+        "--size",
+        16,
+    )
+    words = (*words, "--epochs", 1, "--baseline-epochs", 1, "--out", tmp_path / "out")
+    assert broken.name in inside(*words).stderr
+    done = inside(*words, "--skip-bad", "--cache-gb", "1")
+    assert done.returncode == 0 and f"left out: {broken.relative_to(folder)}" in done.stderr
+    assert float(os.environ.pop("CSADA_CACHE_GB")) == 1

@@ -5,9 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,11 +21,16 @@ from test_cli import inside
 from test_sweep import finished, numbers, run_here, start, starts, sweep
 
 import csada
+from csada.data.mapped import mapped, packed, write_header
 from csada.errors import Diverged, InputError
+from csada.folders import locked
 from csada.models.modes import borrowed_threads
+from csada.paper import tabular
+from csada.paper.library import SOURCES, extend, read_library
 from csada.reading import read_json
 from csada.workflow.compare import Comparison
 from csada.workflow.engine import DEATHS, ENDED, SPARE, Engine, Resources, Task, carry_out
+from csada.workflow.train import train
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -79,6 +87,115 @@ def cluster():
         assert not gone(partial(of_ray, folder))
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def head():
+    """What `ray start --head` starts where a token is known: where it keeps its files, its environment, and its ports."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    port, clients = free_port(), free_port()
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        own = QUIET | {"HOME": folder, "RAY_TMPDIR": folder}
+        (Path(folder) / ".ray").mkdir()
+        (Path(folder) / ".ray" / "auth_token").write_text("5e" * 16)
+        here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+        words = ["start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false", f"--port={port}"]
+        words += [f"--ray-client-server-port={clients}", "--object-store-memory=80000000"]
+        process = subprocess.Popen(
+            [Path(sys.executable).parent / "ray", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | own | {"PYTHONPATH": here},
+        )
+        try:
+            for line in process.stdout:
+                if b"Ray runtime started" in line:
+                    break
+            yield folder, own, f"127.0.0.1:{port}", f"ray://127.0.0.1:{clients}"
+        finally:
+            process.terminate()  # it ends the others
+            process.communicate()
+            if left := gone(partial(of_ray, folder), 30):
+                for number in left:
+                    os.kill(int(number), signal.SIGKILL)
+        assert not left
+
+
+@pytest.mark.parametrize("asked", ["found", "by its address", "as a client"])
+def test_a_cluster_that_wants_a_token_is_used(head, tmp_path, monkeypatch, asked):
+    """As Ray starts one where it knows a token."""
+    _, own, address, client = head
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    words = "--engine", client if asked == "as a client" else "ray"
+    address = address if asked == "by its address" else ""
+    if asked != "found":  # Ray hands its token to no address that is merely named
+        refused = start(sweep(tmp_path), tmp_path, *words, address=address)
+        (line,) = refused.communicate()[1].splitlines()
+        assert refused.returncode == 2 and "wants its token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN" in line
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    process = start(sweep(tmp_path, epochs=1), tmp_path, *words, address=address)
+    out, err = process.communicate(timeout=300)
+    assert "3 done now, 0 before, 0 left, 0 failed" in out and err == ""
+
+
+def test_a_wrong_token_is_one_line(head, tmp_path, monkeypatch, capfd):
+    _, own, address, client = head
+    for name, value in (own | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 32}).items():
+        monkeypatch.setenv(name, value)
+    for name, known in (("ray", ""), ("ray", address), (client, "")):
+        monkeypatch.setenv("RAY_ADDRESS", known)
+        with pytest.raises(InputError, match="wants its token"):
+            done_and_failed(tmp_path, Engine(name), a=nowhere)
+    assert capfd.readouterr() == ("", "")
+
+
+@contextmanager
+def web():
+    """A server that speaks HTTP 1 alone."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.RequestHandlerClass.log_message = lambda *_: None
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def mute():
+    """A server that takes calls and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("server", [web, mute])
+@pytest.mark.parametrize("client", [True, False])
+def test_a_port_that_is_not_rays_is_refused_within_seconds(tmp_path, monkeypatch, capfd, server, client):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    with server() as port:
+        began, address = time.monotonic(), f"{'ray://' * client}127.0.0.1:{port}"
+        monkeypatch.setenv("RAY_ADDRESS", "" if client else address)
+        with pytest.raises(InputError, match=f"no Ray cluster answers at {address}: .*; start one"):
+            done_and_failed(tmp_path, Engine(address if client else "ray"), a=nowhere)
+        assert time.monotonic() - began < 15 and capfd.readouterr() == ("", "")
+
+
+def test_the_ports_of_clients_and_of_nodes_are_not_mistaken(head, tmp_path, monkeypatch):
+    _, _, address, client = head
+    monkeypatch.setenv("RAY_ADDRESS", client.removeprefix("ray://"))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "5e" * 16)
+    for name, port in (("ray", 6379), (f"ray://{address}", 10001)):
+        with pytest.raises(InputError, match=f"another service is there; the usual port is {port}"):
+            done_and_failed(tmp_path, Engine(name), a=nowhere)
+
+
 def on_ray(spec, folder):
     return start(spec, folder, "--engine", "ray", address=os.environ["RAY_ADDRESS"])
 
@@ -96,14 +213,22 @@ def wait_for(what, process):
 
 
 def test_a_node_and_the_driver_die_and_the_records_are_those_of_an_undisturbed_sweep(cluster, tmp_path):
-    spec = sweep(tmp_path, epochs=30, matrices=3)
+    spec = sweep(tmp_path, epochs=60, matrices=3)
     broken, whole = tmp_path / "broken", tmp_path / "whole"
 
     def done():
-        return {path.parent.name for path in broken.glob("runs/sweep/*/result.json")}
+        return {path.parent.name for path in broken.glob("runs/*/*/result.json")}
 
     def under_way():
         return {path.parent.name for path in broken.glob("runs/sweep/*/history.jsonl")} - done()
+
+    def held():
+        """Runs that somebody works on."""
+        found = set()
+        for file in broken.glob("runs/*/*/starts.log"):
+            with locked(file.parent) as free:
+                found |= set() if free else {file.parent.name}
+        return found
 
     process = on_ray(spec, broken)
     wait_for(lambda: len(under_way()) == 2, process)  # one on each node
@@ -112,17 +237,17 @@ def test_a_node_and_the_driver_die_and_the_records_are_those_of_an_undisturbed_s
     wait_for(lambda: done() > first and under_way(), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    assert not gone(held)  # workers outlive it for a moment, and may end a run or begin one
     second, started = done(), starts(broken)
-    assert not list((broken / "results").glob("*"))
+    assert second < set(started) and not list((broken / "results").glob("*"))
 
     cluster.add_node(**SMALL)
     assert "0 left, 0 failed" in finished(on_ray(spec, broken))
     run_here(spec, whole)
     assert numbers(broken) == numbers(whole)
     after = starts(broken)
-    assert any(count > 1 for count in after.values())
     assert all(after[name] == 1 for name in first)  # whatever was done was not done again
-    assert all(after[name] == started[name] for name in second)
+    assert after == {name: started.get(name, 0) + (name not in second) for name in after}
 
 
 def test_two_drivers_on_one_sweep_do_every_run_once(cluster, tmp_path):
@@ -229,6 +354,47 @@ def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path):
     finally:
         os.close(folder)
     assert not done and f"node {socket.gethostname()} does not see {own / 'runs'}; give a folder" in failed["a"]
+
+
+class Reads:
+    """A run over mapped pixels."""
+
+    def __init__(self, pixels):
+        self.pixels = packed(pixels)
+
+    def __setstate__(self, state):
+        self.pixels = state["pixels"].opened()
+
+    def __call__(self, tell):
+        time.sleep(0.3)
+        return int(self.pixels.sum())
+
+
+@pytest.mark.parametrize("all_lack", [True, False])  # a node that was removed counts as alive for some seconds
+def test_a_node_that_lacks_the_decoded_images_is_left_out_and_the_others_do_the_work(
+    cluster, tmp_path, monkeypatch, all_lack
+):
+    """The same name of a file means something else on a node that was started in another folder."""
+    file, deep = tmp_path / "pixels", tmp_path.joinpath(*"abcdefghijkl")  # the way up from there is another
+    deep.mkdir(parents=True)
+    with file.open("wb") as out:
+        write_header(out, (2, 3, 4, 4))
+        out.write(bytes([1]) * 2 * 3 * 16)
+    pixels, done = mapped(Path("/proc/self/cwd", os.path.relpath(file)), 2, 4), []
+    with monkeypatch.context() as there:
+        there.chdir(deep)
+        lacking = cluster.add_node(**SMALL | {"num_cpus": 2})
+    try:
+        tasks = [Task(str(i), Reads(pixels), done.append, tmp_path / "runs" / str(i), 1) for i in range(8)]
+        failed = carry_out([tasks], Engine("ray", resources=Resources(cpus=2 if all_lack else 1)))
+    finally:
+        cluster.remove_node(lacking, allow_graceful=False)
+    if all_lack:  # only that one has two cores
+        assert not done and len(failed) == 8
+        for error in map(str, failed.values()):
+            assert "must see the decoded images" in error and f"(on node {socket.gethostname()})" in error
+    else:
+        assert not failed and done == [96] * 8
 
 
 DRIVER = """
@@ -342,6 +508,7 @@ def test_bad_input_is_one_line(tmp_path, words, message):
     places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
     run = inside("reproduce", sweep(tmp_path), "--scale", "smoke", *places, *words)
     assert run.returncode == 2 and len(run.stderr.splitlines()) == 1 and message in run.stderr
+    assert os.listdir(tmp_path) == ["sweep.toml"]
 
 
 @pytest.fixture(scope="module")
@@ -353,8 +520,12 @@ def model(tmp_path_factory):
     return folder
 
 
-def test_every_command_with_an_engine_refuses_an_unknown_one_and_names_what_is_missing(model, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)  # an import then fails
+@pytest.mark.parametrize("missing", ["ray", "grpc"])
+def test_every_command_with_an_engine_refuses_an_unknown_one_and_names_what_is_missing(
+    model, tmp_path, monkeypatch, missing
+):
+    monkeypatch.setitem(sys.modules, missing, None)  # an import then fails
+    ray = {"ray": "ray", "grpc": "ray://127.0.0.1:1"}[missing]
     costs = "--costs", "pareto:0", "--scale", "0.3"
     for words in (
         ("reproduce", sweep(tmp_path), "--scale", "smoke", "--runs", tmp_path / "runs", "--results", tmp_path / "new"),
@@ -365,7 +536,7 @@ def test_every_command_with_an_engine_refuses_an_unknown_one_and_names_what_is_m
     ):
         for name, why in (
             ("slurm", "unknown engine 'slurm'; known: local, ray, ray://HOST"),
-            ("ray", "--engine ray needs Ray: pip install 'csada[ray]', or leave it out"),
+            (ray, f"--engine {ray} needs Ray: pip install 'csada[ray]', or leave it out"),
         ):
             run = inside(*words, "--engine", name)
             assert run.returncode == 2 and run.stderr.splitlines()[-1] == f"csada: {why}", (words, run.stderr)
@@ -421,12 +592,31 @@ def test_seeds_of_a_comparison_and_candidates_of_auto_are_done_side_by_side(clus
     assert local == spread and local.count("\n") == 5
 
 
+def test_folds_and_the_networks_of_a_study_are_done_on_a_cluster(cluster, tmp_path, monkeypatch):
+    splits, costs = tabular.load("wine", 0)  # few enough for folds
+    given = train(splits, "mlp", epochs=3)
+    here = csada.auto(given, splits, costs)
+    there = csada.auto(given, splits, costs, engine=Engine("ray"), checkpoints=tmp_path)
+    assert len(there.evidence.labels("validation")) == len(splits.train) + len(splits.validation)
+    assert all(np.array_equal(there.evidence.arrays[name], each) for name, each in here.evidence.arrays.items())
+
+    monkeypatch.setitem(SOURCES, "wine", replace(SOURCES["wine"], targets=(), epochs=1))
+    found = []
+    for name in ("local", "ray"):
+        folder = tmp_path / name
+        assert extend("wine", folder, folder / "runs", baselines=1, engine=Engine(name)) == []
+        found.append(read_library(folder, "wine").arrays)
+    one, other = found
+    assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+
+
 @pytest.mark.parametrize("left", [None, "127.0.0.1:1"])
 def test_without_a_cluster_one_is_started_and_leaves_no_process(tmp_path, monkeypatch, left):
     """Also where a cluster that was killed has left its address."""
     pytest.importorskip("ray", reason="Ray is not installed")
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # tmp_path would be too long for its sockets
         monkeypatch.setenv("RAY_TMPDIR", folder)  # or another cluster of this machine would be found
+        monkeypatch.setenv("HOME", folder)  # Ray writes a token there
         if left is not None:
             (Path(folder) / "ray").mkdir()
             (Path(folder) / "ray" / "ray_current_cluster").write_text(left)

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from test_cli import inside
+from test_cli import inside, refused
 
 import csada
 from csada.folders import reserved
@@ -79,6 +80,9 @@ def test_what_is_saved_keeps_to_the_budget_and_costs_no_more(start, splits, tmp_
     paid, ruled = judged[saved.evidence.chosen].mean_cost, judged["before + rule"].mean_cost
     assert found.baseline.rule.mean_cost == pytest.approx(ruled)
     assert paid <= ruled and (found.leader is not None) == (paid < ruled)
+    if found.leader is None:  # nothing is trained
+        assert found.chosen["epochs"] == 0 and saved.evidence.chosen.startswith("before")
+        same_weights(start, saved)
 
 
 def test_the_search_saves_what_it_tells_and_its_command_makes_that_model_again(splits, doses, tmp_path):
@@ -113,17 +117,15 @@ def same_weights(a, b):
 
 
 @pytest.mark.parametrize(("factor", "state"), [(1e6, "pruned"), (1e30, "diverged")])
-def test_hopeless_trials_are_given_up_and_then_nothing_is_trained(start, splits, tmp_path, monkeypatch, factor, state):
+def test_hopeless_trials_are_given_up(start, splits, tmp_path, monkeypatch, factor, state):
     monkeypatch.setitem(tuning.FACTORS, "lr", factor)
-    monkeypatch.setitem(sys.modules, "optuna", None)  # it would soon learn which rates to leave alone
-    costs = csada.CostMatrix.single_pair(10, 0, 1)  # a mistake that the model never makes: nothing can be cheaper
-    found, better = tuning.tune(start, splits, costs, tmp_path, budget=0, trials=10, epochs=2, seed=1)
+    costs = csada.CostMatrix.single_pair(10, 0, 1)
+    found, _ = tuning.tune(start, splits, costs, tmp_path, budget=0, trials=12, epochs=2, seed=3)
     states = [trial.state for trial in found.trials]
-    assert state in states and "finished" in states and len(states) == 10
+    assert state in states and "finished" in states and len(states) == 12
     given_up = [trial for trial in found.trials if trial.state == "pruned"]
     assert all(trial.history[-1].epoch < 2 and trial.validation is None for trial in given_up)
-    assert found.leader is None and better.evidence.chosen.startswith("before") and found.chosen["epochs"] == 0
-    same_weights(start, csada.Classifier.load(tmp_path / "model"))
+    assert found.leader is None or states[found.leader] == "finished"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -156,7 +158,7 @@ def test_killed_it_resumes_and_ends_as_if_nothing_had_happened(base, start, spli
     assert saved.decision == better.decision and saved.evidence.chosen == better.evidence.chosen
     same_weights(saved, better)
     assert verdict(saved.evidence) in again.stdout
-    assert again.stderr == "" or tuning.optuna_version() is None
+    assert again.stderr == ""
     assert len(list(out.glob(".csada/[0-9a-f]*"))) <= 1 and not (out / ".model.csada").exists()
     assert [file.read_text() for file in foreign] == ["not ours"] * 3
     assert "<svg" in (out / "frontier.svg").read_text()[:2000] and (out / "frontier.png").stat().st_size > 10_000
@@ -184,22 +186,15 @@ def lines(out):
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_without_optuna_it_draws_at_random_and_says_so(base, start, splits, doses, tmp_path, monkeypatch):
+def test_without_optuna_it_is_refused(base, doses, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)  # an import then fails
-    first, _ = tuning.tune(start, splits, COSTS, tmp_path, epochs=1, trials=2)
-    words = ["tune", base, "digits", "--scale", SCALE, "--costs", doses, "--epochs", 1, "--trials", 3, "--json"]
-    run = inside(*words, "--out", tmp_path)
-    assert run.returncode == 0 and len(run.stderr.splitlines()) == 1 and "install 'csada[tune]'" in run.stderr
-    found = read_json(tmp_path / "tuning.json", tuning.Tuning)
-    assert found.trials[:2] == first.trials
-    assert [trial.proposed_by for trial in found.trials] == ["defaults", "random", "random"]
-    for name, (low, high) in found.space.items():
-        drawn = [trial.parameters[name] for trial in found.trials]
-        assert all(low <= value <= high for value in drawn) and len(set(drawn)) == 3
+    words = ["tune", base, "digits", "--scale", SCALE, "--costs", doses, "--out", tmp_path / "out"]
+    assert refused(*words) == "csada: csada tune needs Optuna: pip install 'csada[tune]'\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_optuna_learns_from_the_trials_before(start, splits, tmp_path):
-    pytest.importorskip("optuna")
+    optuna = pytest.importorskip("optuna")
     space = {"lr": (1e-4, 1e-2)}
 
     def asked(bad):
@@ -209,11 +204,17 @@ def test_optuna_learns_from_the_trials_before(start, splits, tmp_path):
             tuning.Trial(0, {"lr": lr}, "", "finished", (), tuning.Judgement(float(bad(lr)), nothing, nothing))
             for lr in np.geomspace(*space["lr"], 20).tolist()
         ]
-        whole, grown = tuning.new_study(), tuning.new_study()
-        for seed in range(10):  # a study that grew with the search proposes what one does that was told all at once
-            tuning.by_optuna(grown, space, trials[: 6 + seed], seed)
-        drawn = [tuning.by_optuna(whole, space, trials, seed)["lr"] for seed in range(10)]
-        assert drawn == [tuning.by_optuna(grown, space, trials, seed)["lr"] for seed in range(10)]
+
+        def proposed(study, number, known=trials):
+            return tuning.propose(SimpleNamespace(space=space, options={"seed": 0}), study, known, number)[0]["lr"]
+
+        whole, grown = optuna.create_study(), optuna.create_study()
+        for number in range(
+            1, 11
+        ):  # a study that grew with the search proposes what one does that was told all at once
+            proposed(grown, number, trials[: 6 + number])
+        drawn = [proposed(whole, number) for number in range(1, 11)]
+        assert drawn == [proposed(grown, number) for number in range(1, 11)]
         return drawn
 
     assert np.median(asked(lambda lr: lr > 1e-3)) < 1e-3 < np.median(asked(lambda lr: lr < 1e-3))

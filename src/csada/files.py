@@ -153,11 +153,10 @@ def regular(path: StrPath, largest: float = math.inf) -> Path:
     return Path(path)
 
 
-def probe(folder: Path) -> Path:
-    """The folder, made where it is missing; OSError now, where it cannot be written to, and not after the work."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=folder):
-        return folder
+def probe(folder: Path) -> None:
+    """OSError now, where it cannot be made or written to, and not after the work."""
+    with TemporaryFile(dir=next(each for each in (folder, *folder.parents) if os.path.lexists(each))):
+        pass
 
 
 def read_start(path: StrPath, count: int = 4096) -> bytes:

@@ -87,6 +87,7 @@ def evaluate(
 
 
 @cli.app.command()
+@cli.reads
 def compare(
     data: cli.DataSet,
     costs: cli.Costs,
@@ -103,11 +104,7 @@ def compare(
         str | None, Option(help="Weights that each baseline starts from: a file, or hub:OWNER/NAME.")
     ] = None,
     budget: Budget = 0.5,
-    scale: cli.Scale = 1.0,
-    size: cli.Size = None,
-    data_dir: cli.DataDir = None,
-    label: cli.Label = None,
-    ignore: cli.Ignore = None,
+    reading: cli.Reading = cli.AS_IT_IS,
     trust: cli.Trust = False,
     engine: cli.EngineName = "local",
     workers: cli.Workers = None,
@@ -140,7 +137,8 @@ def compare(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
-    counts(data, data_dir, cli.note, **cli.given(label=label, ignore=ignore))  # says what is odd about the data
+    read = cli.given(label=reading.label, ignore=reading.ignore)
+    counts(data, reading.data_dir, cli.note, **read)  # says what is odd about the data
     with locked(out) as mine, cli.progress("training") as update:
         if not mine:
             raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
@@ -155,9 +153,9 @@ def compare(
             recipe=recipe,
             baseline_epochs=baseline_epochs,
             pretrained=pretrained,
-            scale=scale,
+            scale=reading.scale,
             budget=budget,
-            data_dir=data_dir,
+            data_dir=reading.data_dir,
             out=out,
             trust=trust,
             engine=cli.chosen_engine(engine, workers, per_run),
@@ -166,7 +164,8 @@ def compare(
             on_estimate=lambda s: cli.note(
                 f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch"
             ),
-            **cli.given(size=size, label=label, ignore=ignore),
+            **read,
+            **cli.given(size=reading.size, skip_bad=reading.skip_bad),
         )
     if as_json:
         cli.show_json(found)

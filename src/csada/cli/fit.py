@@ -217,8 +217,6 @@ def tune(
     from csada.workflow import tune as workflow
     from csada.workflow.settings import costs_for
 
-    if workflow.optuna_version() is None:
-        cli.note("settings are drawn at random; install 'csada[tune]' for a guided search")
     start = reading.opened(model)
     splits = reading.load(data, start, flip=flip)
     with cli.progress("training") as update:

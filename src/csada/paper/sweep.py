@@ -107,19 +107,12 @@ def run_experiment(
     def do(*rounds: list[Run]) -> None:
         """Do the runs, round after round, and enter them into the report."""
         by_us = dict[str, bool]()
-        tasks = [
-            [
-                Task(
-                    run.name,
-                    partial(attempt, run, data_dir),
-                    partial(by_us.__setitem__, run.name),
-                    run.folder / OWN / "epoch",
-                    epochs(run.config),
-                )
-                for run in runs
-            ]
-            for runs in rounds
-        ]
+
+        def task(run: Run) -> Task:
+            call, then = partial(attempt, run, data_dir), partial(by_us.__setitem__, run.name)
+            return Task(run.name, call, then, run.folder / OWN / "epoch", epochs(run.config))
+
+        tasks = [[task(run) for run in runs] for runs in rounds]
         failed = carry_out(tasks, engine, deadline, on_progress, sum(each.epochs for runs in tasks for each in runs))
         for run in (run for runs in rounds for run in runs):
             if run.name in failed:

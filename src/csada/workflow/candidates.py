@@ -223,8 +223,7 @@ def train_ahead(
         Task(each.name, partial(one, each), bool, checkpoints / OWN / f"{each.name}.epoch", each.epochs)
         for each in tried
     ]
-    total = sum(each.epochs for each in tried)
-    for error in carry_out([tasks], engine, on_progress=on_progress, total=total).values():
+    for error in carry_out([tasks], engine, on_progress=on_progress).values():
         if not isinstance(error, Diverged):
             raise error
 

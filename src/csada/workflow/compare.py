@@ -7,6 +7,7 @@ accuracy budget, which trains nothing. Settings are those of `settings.py`, whic
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -46,6 +47,8 @@ from csada.workflow.project import suited, suited_size
 from csada.workflow.runs import environment, run_id
 from csada.workflow.settings import Options, costs_for, kind_of, options_for, threads_for
 from csada.workflow.train import stages_for, train_stages
+
+log = logging.getLogger("csada")
 
 FORMAT = 4
 FILE = "compare.json"
@@ -154,7 +157,7 @@ def compare(
     compare.json, from which the same comparison resumes; more seeds are added to it. on_progress(done, total, rows) counts
     epochs. on_start gets the plan before training, on_estimate after the first epoch the seconds that all take at its pace.
     engine: where trainings are done, first all baselines, then the methods. Other options belong to the data: size, pixels of
-    an image's side; label and ignore, columns of a table.
+    an image's side; skip_bad, for broken ones; label and ignore, columns of a table.
     """
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}")
@@ -169,6 +172,8 @@ def compare(
             on_progress(done, of, {})
 
     splits = load(data, data_dir, scale, 0, loading, **own)
+    for name in splits.skipped:
+        log.warning("left out: %s", name)
     table = costs_for(costs, splits.classes)
     plan = make_plan(splits, table, names, model, recipe, baseline_epochs, epochs=epochs, lr=lr)
     if pretrained is not None:  # workers may have another current folder

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from queue import LifoQueue
 from tempfile import gettempdir
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from csada.reading import fields_from
 POLL = 0.5  # seconds between two looks at what others work on
 DEATHS = 3  # of its worker, after which a run is given up
 SPARE = 2  # runs that wait on a cluster, so that no node does and the cluster may grow
+PATIENCE = 10  # seconds, with a cluster that is asked whether it is one
 ENDED = "its process ended before it was done%s; start again to continue"
 
 Tell = Callable[[int, int], None]
@@ -49,7 +51,11 @@ class Later(Exception):
 
 
 class Lost(RunError):
-    """A run whose worker died, or cannot do it; another one may."""
+    """A run whose worker died; another one may do it."""
+
+
+class Unfit(RunError):
+    """(why, Ray's name of a node): it lacks what a run needs, its folder or its data; another one may do it."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +133,10 @@ def carry_out(
 ) -> dict[str, Exception]:
     """Why runs failed, by name. A round begins when the one before has ended; after the deadline (time.time()) no run does.
 
-    total, done: of the epochs that on_progress counts, all and those of earlier.
+    total, done: of the epochs that on_progress counts, all, where later rounds have some, and those of earlier.
     """
     failed, deaths, shown = dict[str, Exception](), Counter[str](), -math.inf
-    waiting, running = deque[Task](), dict[Future[Any], Task]()
+    waiting, running, unfit = deque[Task](), dict[Future[Any], Task](), dict[str, str]()
 
     def look() -> None:
         nonlocal shown
@@ -140,9 +146,10 @@ def carry_out(
             on_progress(counted, total, {task.name: epoch for task, epoch in rows.items()})
             shown = time.monotonic()
 
-    with started(engine, deadline, look) as (submit, slots):
+    with started(engine, deadline, look, unfit) as (submit, slots):
         for tasks in rounds:
             waiting.extend(tasks)
+            total = max(total, done + sum(task.epochs for task in waiting))
             while running or (waiting and time.time() < deadline):
                 room = slots()
                 while waiting and len(running) < room and time.time() < deadline:
@@ -151,7 +158,10 @@ def carry_out(
                 for future in wait(running, POLL, FIRST_COMPLETED).done:
                     task, error = running.pop(future), error_of(future)
                     deaths[task.name] += isinstance(error, Lost)
-                    if isinstance(error, Later) or (isinstance(error, Lost) and deaths[task.name] < DEATHS):
+                    if isinstance(error, Unfit):
+                        why, node = error.args
+                        unfit[node] = why
+                    if isinstance(error, Later | Unfit) or (isinstance(error, Lost) and deaths[task.name] < DEATHS):
                         waiting.append(task)
                         continue
                     if error is None:
@@ -205,17 +215,26 @@ def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool =
     if time.time() > deadline:
         raise Later
     node = f"node {socket.gethostname()}"
-    if on_ray and not (file.parent.is_dir() and file.name in os.listdir(file.parent)):  # NFS lists anew, but keeps a no
-        raise Lost(f"{node} does not see {file.parent}; give a folder that all nodes share")
+    where = f" (on {node})" if on_ray else ""
     torch.set_num_threads(threads)
-    call = pickle.loads(pickled)  # noqa: S301 - we wrote it
+    try:
+        if on_ray and not (
+            file.parent.is_dir() and file.name in os.listdir(file.parent)
+        ):  # NFS keeps a no, but lists anew
+            raise RunError(f"{node} does not see {file.parent}; give a folder that all nodes share")
+        call = pickle.loads(pickled)  # noqa: S301 - we wrote it
+    except RunError as error:
+        if not on_ray:
+            raise
+        import ray
+
+        raise Unfit(f"{error}{where}", ray.get_runtime_context().get_node_id()) from None
     try:
         return call(partial(told, file))
     except Later:
         raise
     except Exception as error:  # a run may be anybody's code
         kind = next((kind for kind in (Diverged, InputError) if isinstance(error, kind)), RunError)
-        where = f" (on {node})" if on_ray else ""
         raise kind(f"{reason(error)}{where}".replace("\n", " ")) from None
 
 
@@ -231,19 +250,23 @@ def told(file: Path, epoch: int, every: int) -> None:
 
 @contextmanager
 def started(
-    engine: Engine, deadline: float, look: Callable[[], None]
+    engine: Engine, deadline: float, look: Callable[[], None], unfit: Mapping[str, str]
 ) -> Iterator[tuple[Callable[[Task], Future[Any]], Callable[[], float]]]:
     """(how a task is submitted, how many may be at the moment)."""
     if engine.name != "local":
 
         def there(task: Task) -> Future[Any]:
+            future: Future[Any] = Future()
+            if unfit and not fitting():
+                future.set_exception(RunError(next(iter(unfit.values()))))
+                return future
             if not task.file.exists():  # by it a node knows the folder
                 told(task.file, 0, task.epochs)
-            future: Future[Any] = remote(pickle.dumps(task.call), task.file, deadline, threads, True).future()
+            future = remote(pickle.dumps(task.call), task.file, deadline, threads, True).future()
             return future
 
         threads = max(1, int(engine.resources.cpus))
-        with ray_cluster(engine) as (remote, fitting):
+        with ray_cluster(engine, unfit) as (remote, fitting):
             yield there, lambda: min(engine.workers or math.inf, fitting() + SPARE)
     elif (workers := engine.workers or 1) > 1:
         threads = max(1, torch.get_num_threads() // workers)
@@ -314,16 +337,20 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[], int]]]:
+def ray_cluster(
+    engine: Engine, unfit: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[Callable[..., Any], Callable[[], int]]]:
     """A cluster that is running, or one on this machine that ends with us: how to call `do` there, how many fit at once."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
     try:
         import ray
+        from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
+
+        address = running() if engine.name == "ray" else reachable(engine.name)
     except ImportError:
         raise InputError(f"--engine {engine.name} needs Ray: pip install 'csada[ray]', or leave it out") from None
-    address = running() if engine.name == "ray" else reachable(engine.name)
     dashboard = False if address == "local" else None
     try:
         ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
@@ -331,8 +358,9 @@ def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[
         raise RunError(f"no Ray cluster at {address}: {' '.join(str(error).split())[:200]}") from None
 
     def nodes() -> list[dict[str, float]]:
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        return [{k: n.get(k, 0) for k in ("CPU", "GPU")} | {"GB of memory": n.get("memory", 0) / 1e9} for n in alive]
+        every = ray.nodes()  # type: ignore[no-untyped-call]
+        fit = [node["Resources"] for node in every if node["Alive"] and node["NodeID"] not in unfit]
+        return [{k: n.get(k, 0) for k in ("CPU", "GPU")} | {"GB of memory": n.get("memory", 0) / 1e9} for n in fit]
 
     def fitting() -> int:
         return sum(min(int(node[name] / number) for name, number in needed.items()) for node in nodes())
@@ -347,31 +375,62 @@ def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[
             raise InputError(f"a run asks for {what}, and no node has that; they have {' | '.join(sorted(set(there)))}")
         memory = None if asked.memory_gb is None else int(asked.memory_gb * 1e9)
         # no retries by Ray, which does not count those of a run that takes too much memory
-        remote = ray.remote(do).options(num_cpus=asked.cpus, num_gpus=gpus, memory=memory, max_retries=0)
-        yield remote.remote, fitting
+        own: Any = {"num_cpus": asked.cpus, "num_gpus": gpus, "memory": memory, "max_retries": 0}
+
+        def remote(*given: Any) -> Any:
+            others = NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*unfit)}) if unfit else None  # type: ignore[no-untyped-call]
+            return ray.remote(do).options(**own, scheduling_strategy=others).remote(*given)
+
+        yield remote, fitting
     finally:
         ray.shutdown()
 
 
+class Silent(InputError):
+    """No cluster answers at an address."""
+
+
 def running() -> str:
-    """The address of the cluster that RAY_ADDRESS names, or that was started on this machine; local where there is none."""
+    """The cluster that RAY_ADDRESS names, or the one that was started on this machine; local where there is none."""
     if given := os.environ.get("RAY_ADDRESS"):
         return reachable(given)
-    with suppress(OSError, InputError):  # a cluster that was killed leaves its address
-        return reachable(Path(os.environ.get("RAY_TMPDIR") or gettempdir(), "ray", "ray_current_cluster").read_text())
+    with suppress(OSError, Silent):  # a cluster that was killed leaves its address
+        place = Path(os.environ.get("RAY_TMPDIR") or gettempdir(), "ray", "ray_current_cluster")
+        reachable(place.read_text().strip(), ours=True)
+        return "auto"  # that one: with its address Ray would not look for the token
     return "local"
 
 
-def reachable(address: str) -> str:
-    """Refused within seconds where nobody answers, while Ray would try for minutes."""
-    host, _, port = address.removeprefix("ray://").partition(":")
-    if address.startswith("ray://"):
-        address = f"ray://{host}:{port or 10001}"  # where clients are served
-    elif not port:  # one of Ray's words: auto, local
-        return address
-    try:
-        socket.create_connection((host, int(port or 10001)), timeout=5).close()
-    except (OSError, ValueError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"no Ray cluster answers at {address}: {why}; start one with ray start --head") from None
+def reachable(address: str, ours: bool = False) -> str:
+    """Refused within seconds, by a call with a deadline, where Ray itself would try for minutes or for ever."""
+    import grpc
+
+    client, host = address.startswith("ray://"), address.removeprefix("ray://")
+    if (not client and ":" not in host) or os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return address  # one of Ray's words, auto or local; or Ray alone has the keys
+    if ":" not in host:
+        host, address = f"{host}:10001", f"{address}:10001"  # where clients are served
+    call, port = ("RayletDriver/ClusterInfo", 10001) if client else ("NodeInfoGcsService/CheckAlive", 6379)
+    mode, file = os.environ.get("RAY_AUTH_MODE", "token" if ours else ""), os.environ.get("RAY_AUTH_TOKEN_PATH")
+    token = os.environ.get("RAY_AUTH_TOKEN", "")
+    with suppress(OSError):
+        token = token or Path(file or "~/.ray/auth_token").expanduser().read_text().strip()
+    told = [("authorization", f"Bearer {token}")] if mode == "token" else None
+    with grpc.insecure_channel(host, [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(f"/ray.rpc.{call}")(b"", timeout=PATIENCE, metadata=told)
+        except grpc.RpcError as error:
+            code, details = error.code().name, error.details()
+            if code == "UNAUTHENTICATED":
+                raise InputError(
+                    f"the Ray cluster at {address} wants its token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN, and set "
+                    "RAY_AUTH_MODE=token"
+                ) from None
+            why = {
+                "UNAVAILABLE": details.rpartition(": ")[2].rstrip("]"),
+                "DEADLINE_EXCEEDED": "what is there is silent",
+                "UNIMPLEMENTED": f"another service is there; the usual port is {port}",
+            }.get(code)
+            if why is not None:  # else the cluster has answered
+                raise Silent(f"no Ray cluster answers at {address}: {why}; start one with ray start --head") from None
     return address

@@ -87,7 +87,7 @@ def out_of_fold(
             Task(f"fold {i + 1}", partial(apart, one, shape, i, epochs), partial(found.__setitem__, i), file, epochs)
             for i, file in enumerate(kept / f"fold-{i}.epoch" for i in range(FOLDS))
         ]
-        for error in carry_out([tasks], engine, on_progress=on_progress, total=FOLDS * epochs).values():
+        for error in carry_out([tasks], engine, on_progress=on_progress).values():
             raise error
         done = [found[i] for i in range(FOLDS)]
     order = torch.from_numpy(np.argsort(np.concatenate([fold.samples for fold in done])))

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from csada.training import Epoch, fit, make_method, split_options
 from csada.workflow.engine import Engine, Progress, Task, Tell, at_once, carry_out
 from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, right_of, trained
 from csada.workflow.settings import threads_for
+
+if TYPE_CHECKING:
+    import optuna
 
 # What is searched, as far as the method has it: from default / factor to default * factor, on a logarithmic scale.
 # `steps` is left out: every step costs time, and step_size moves the attack as far.
@@ -172,6 +175,10 @@ def tune(
     that `out` holds already. After `minutes` no further trial is started. engine: where trials are done, as many in a round
     as it does at once. on_progress(done, total, rows) counts epochs.
     """
+    try:
+        import optuna
+    except ImportError:
+        raise InputError("csada tune needs Optuna: pip install 'csada[tune]'") from None
     started, engine, out = time.monotonic(), engine or Engine(), out.resolve()
     deadline = math.inf if minutes is None else time.time() + 60 * minutes
     if not 0 <= budget <= 100:
@@ -183,11 +190,17 @@ def tune(
     options, threads = resolve(classifier, splits, method, given)
     with reserved(out / "model") as folder, borrowed_threads(threads):
         before = predict_logits(classifier.network, splits, part="validation")
-        search = make_search(classifier, splits, costs, method, options, before, budget)
+        made = make_method(method, costs, split_options(options)[1], costs_given=True)
+        found = {name: options.get(name, getattr(made, name, None)) for name in FACTORS}
+        defaults = {name: float(value) for name, value in found.items() if value is not None}
+        space = {name: (three(v / FACTORS[name]), three(v * FACTORS[name])) for name, v in defaults.items()}
+        others = {name: value for name, value in options.items() if name not in space}
+        search = Search(classifier, splits, costs, method, others, defaults, space, before, budget)
         same_search(out, search)
         baseline, done = search.judge(before), read_trials(out / "trials.jsonl", search.space)
         early = dict[int, Trial]()  # that ended before one of a lower number
-        study, size = new_study(), at_once(engine)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study, size = optuna.create_study(), at_once(engine)
 
         def ended(trial: Trial) -> None:
             early[trial.number] = trial
@@ -212,37 +225,17 @@ def tune(
         progress = on_progress, trials * epochs, len(done) * epochs
         for error in carry_out(rounds(), engine, deadline, *progress).values():
             raise error
-        leader = best(done, baseline)
-        chosen = search.options | ({"epochs": 0} if leader is None else leader.parameters)
-        better = improve(classifier, splits, costs, method, chosen, budget=budget, seen=seen, checkpoints=out)
+        leader = getattr(best(done, baseline), "number", None)
+        tuning = Tuning(method, budget, others, space, search.needed, baseline, tuple(done), trials, leader, 0.0)
+        better = improve(classifier, splits, costs, method, tuning.chosen, budget=budget, seen=seen, checkpoints=out)
         assert better.evidence is not None
         evidence = replace(better.evidence, trials=len(done))
         better = replace(better, evidence=evidence)
         better.save(folder)
-        number = None if leader is None or evidence.chosen.startswith("before") else leader.number
-        seconds = time.monotonic() - started
-        tuning = Tuning(
-            method, budget, search.options, search.space, search.needed, baseline, tuple(done), trials, number, seconds
-        )
+        number = None if evidence.chosen.startswith("before") else leader
+        tuning = replace(tuning, leader=number, seconds=time.monotonic() - started)
         write_json(out / "tuning.json", tuning)
     return tuning, better
-
-
-def make_search(
-    classifier: Classifier,
-    splits: Splits,
-    costs: CostMatrix,
-    method: str,
-    options: dict[str, Any],
-    before: Scores,
-    budget: float,
-) -> Search:
-    made = make_method(method, costs, split_options(options)[1], costs_given=True)
-    found = {name: options.get(name, getattr(made, name, None)) for name in FACTORS}
-    defaults = {name: float(value) for name, value in found.items() if value is not None}
-    space = {name: (three(v / FACTORS[name]), three(v * FACTORS[name])) for name, v in defaults.items()}
-    others = {name: value for name, value in options.items() if name not in space}
-    return Search(classifier, splits, costs, method, others, defaults, space, before, budget)
 
 
 def same_search(out: Path, search: Search) -> None:
@@ -275,55 +268,34 @@ def read_trials(file: Path, space: Mapping[str, tuple[float, float]]) -> list[Tr
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def propose(search: Search, study: Any, known: Sequence[Trial], number: int) -> tuple[dict[str, float], str]:
-    """The settings of that trial, to three digits, and by whom: the defaults first, then Optuna, or at random without it."""
-    space, seed = search.space, np.random.SeedSequence([int(search.options["seed"]), number])
-    if number == 0:
-        drawn, by = search.defaults, "defaults"
-    elif study is not None:
-        drawn, by = by_optuna(study, space, known, int(seed.generate_state(1)[0])), f"optuna {optuna_version()}"
-    else:
-        generator, by = np.random.default_rng(seed), "random"
-        drawn = {name: low * (high / low) ** generator.random() for name, (low, high) in space.items()}
-    return {name: min(max(three(drawn[name]), low), high) for name, (low, high) in space.items()}, by
+def propose(search: Search, study: optuna.Study, known: Sequence[Trial], number: int) -> tuple[dict[str, float], str]:
+    """The settings of that trial, to three digits, and by whom: the defaults first, then TPE over the trials so far.
 
-
-def by_optuna(
-    study: Any, space: Mapping[str, tuple[float, float]], known: Sequence[Trial], seed: int
-) -> dict[str, float]:
-    """TPE over the trials so far, which the study is told once. A sampler of its own: its draws depend on the seed alone."""
-    from optuna import distributions, samplers
+    The study is told these once. A sampler of its own: its draws depend on the search's seed and the number alone.
+    """
+    import optuna
     from optuna.trial import TrialState, create_trial
 
-    ranges: Any = {name: distributions.FloatDistribution(low, high, log=True) for name, (low, high) in space.items()}
-    told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-    for trial in known[len(told) :]:
-        value = None if trial.validation is None else trial.validation.value
-        seen = {step.epoch: step.value for step in trial.history}  # the later a trial was given up, the better it was
-        more: Any = {"state": TrialState.PRUNED if value is None else TrialState.COMPLETE, "intermediate_values": seen}
-        study.add_trial(create_trial(value=value, params=trial.parameters, distributions=ranges, **more))
-    study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
-    asked = study.ask(ranges)
-    study.tell(asked, state=TrialState.FAIL)  # what is tried are three digits of it
-    return dict(asked.params)
-
-
-def new_study() -> Any:
-    """None without Optuna."""
-    if optuna_version() is None:
-        return None
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study()
-
-
-def optuna_version() -> str | None:
-    try:
-        import optuna
-    except ImportError:
-        return None
-    return str(optuna.__version__)
+    space = search.space
+    if number == 0:
+        drawn, by = search.defaults, "defaults"
+    else:
+        ranges: Any = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in space.items()}
+        told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        for trial in known[len(told) :]:
+            value = None if trial.validation is None else trial.validation.value
+            seen = {step.epoch: step.value for step in trial.history}  # the later it was given up, the better it was
+            more: Any = {
+                "state": TrialState.PRUNED if value is None else TrialState.COMPLETE,
+                "intermediate_values": seen,
+            }
+            study.add_trial(create_trial(value=value, params=trial.parameters, distributions=ranges, **more))
+        seed = np.random.SeedSequence([int(search.options["seed"]), number]).generate_state(1)[0]
+        study.sampler = optuna.samplers.TPESampler(seed=int(seed), n_startup_trials=STARTUP)
+        asked = study.ask(ranges)
+        study.tell(asked, state=TrialState.FAIL)  # what is tried are three digits of it
+        drawn, by = asked.params, f"optuna {optuna.__version__}"
+    return {name: min(max(three(drawn[name]), low), high) for name, (low, high) in space.items()}, by
 
 
 def run_trial(

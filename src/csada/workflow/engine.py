@@ -135,7 +135,7 @@ def carry_out(
 
     total, done: of the epochs that on_progress counts, all, where later rounds have some, and those of earlier.
     """
-    failed, deaths, shown = dict[str, Exception](), Counter[str](), -math.inf
+    failed, deaths, shown, fit = dict[str, Exception](), Counter[str](), -math.inf, time.monotonic()
     waiting, running, unfit = deque[Task](), dict[Future[Any], Task](), dict[str, str]()
 
     def look() -> None:
@@ -151,7 +151,13 @@ def carry_out(
             waiting.extend(tasks)
             total = max(total, done + sum(task.epochs for task in waiting))
             while running or (waiting and time.time() < deadline):
-                room = slots()
+                if room := slots():
+                    fit = time.monotonic()
+                elif time.monotonic() - fit > PATIENCE:  # all nodes were left out, or are gone
+                    failed |= {
+                        task.name: RunError(next(iter(unfit.values()))) for task in (*running.values(), *waiting)
+                    }
+                    return failed
                 while waiting and len(running) < room and time.time() < deadline:
                     future = submit(waiting[0])
                     running[future] = waiting.popleft()
@@ -256,18 +262,18 @@ def started(
     if engine.name != "local":
 
         def there(task: Task) -> Future[Any]:
-            future: Future[Any] = Future()
-            if unfit and not fitting():
-                future.set_exception(RunError(next(iter(unfit.values()))))
-                return future
             if not task.file.exists():  # by it a node knows the folder
                 told(task.file, 0, task.epochs)
-            future = remote(pickle.dumps(task.call), task.file, deadline, threads, True).future()
+            future: Future[Any] = remote(pickle.dumps(task.call), task.file, deadline, threads, True).future()
             return future
+
+        def room() -> float:
+            nodes = fitting()
+            return 0 if unfit and not nodes else min(engine.workers or math.inf, nodes + SPARE)
 
         threads = max(1, int(engine.resources.cpus))
         with ray_cluster(engine, unfit) as (remote, fitting):
-            yield there, lambda: min(engine.workers or math.inf, fitting() + SPARE)
+            yield there, room
     elif (workers := engine.workers or 1) > 1:
         threads = max(1, torch.get_num_threads() // workers)
         with processes(workers) as submit:

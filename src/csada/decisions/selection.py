@@ -33,6 +33,7 @@ from csada.decisions.calibration import (
 )
 from csada.decisions.curves import threshold_for_budget
 from csada.decisions.rules import (
+    EXPECTED,
     Abstention,
     Decision,
     MinimumExpectedCost,
@@ -45,7 +46,6 @@ from csada.errors import InputError
 
 Library = Mapping[str, Mapping[Any, Any]]  # name -> view -> [N, K] logits
 
-EXPECTED = 0.5  # share of the expected cost, which varies little, in a cost that is otherwise counted
 NOISE = 0.5  # standard errors by which an admission must lower the cost
 ROUNDS = 8
 
@@ -75,21 +75,21 @@ class Judge:
     truth: Labels
     costs: CostMatrix
     budget: float
-    reference: Floats  # [N]: whether the given model's predictions were right
+    reference: Labels  # [N]: what the given model predicts
 
     @classmethod
     def of(cls, library: Mapping[str, Any], labels: Any, costs: CostMatrix, budget: float, reference: Any) -> Judge:
         scores = {name: labelled(logits, labels, len(costs))[0] for name, logits in library.items()}
         p = {n: np.asarray(softmax(each, axis=1)) for n, each in scores.items()}
-        return cls(p, as_array(labels).astype(np.int64), costs, budget, as_array(reference))
+        return cls(p, as_array(labels).astype(np.int64), costs, budget, as_array(reference).astype(np.int64))
 
     def __call__(self, mixture: Floats) -> tuple[Floats, float]:
         """What each sample costs, and the accuracy."""
         logits, truth = np.log(np.maximum(mixture, np.finfo(np.float64).tiny)), self.truth
         top = logits.argmax(1)
         decided = by_scores(_tempered(logits, truth, stratified_folds(truth)), self.costs)
-        needed = float(self.reference.mean()) - self.budget
-        spare = spare_accuracy((top == truth).astype(np.float64), self.reference, needed)
+        needed = float((self.reference == truth).mean()) - self.budget
+        spare = spare_accuracy(decided.probabilities, top, truth, self.reference, needed)
         decided = replace(decided, strength=max(affordable(decided, top, spare), default=0.0))
         paid = realised(self.costs, truth, decided.chosen)
         return (1 - EXPECTED) * paid + EXPECTED * decided.cost, float((decided.chosen == truth).mean())
@@ -138,8 +138,8 @@ def choose_members(
     choice costs less by more than CLEAR standard errors.
 
     views: name -> [N, K], validation logits or logarithms of probabilities, the given model's first. budget: the accuracy that
-    may be lost against `reference`, [N]: whether the given model's predictions were right. Fewer than FEWEST samples choose
-    nothing: the given model stays alone.
+    may be lost against `reference`, [N]: what the given model predicts. Fewer than FEWEST samples choose nothing: the given
+    model stays alone.
     """
     if not views[0] or members < 1:
         raise InputError(
@@ -182,12 +182,11 @@ def select(
     """
     given = next(iter(library.values()))
     first, *others = given
-    reference = (as_array(given[first]).argmax(1) == as_array(labels)).astype(np.float64)
     temperatures = {name: fit_temperature(seen[first], labels) for name, seen in library.items()}
 
     sets = [tuple(views)] if views is not None else list(dict.fromkeys([(first, *others), (first,)]))
     scores = [viewed(library, which, temperatures) for which in sets]
-    i, found = choose_members(scores, labels, costs, budget, members, reference)
+    i, found = choose_members(scores, labels, costs, budget, members, as_array(given[first]).argmax(1))
     return Mixture(found, {name: temperatures[name] for name in found.weights}, sets[i])
 
 
@@ -243,11 +242,11 @@ def held_out(
     """
     refer = 0.0 if costs.referral_cost is None else refer
     scores, truth = labelled(logits, labels, len(costs))
-    right, folds, found = as_array(reference), stratified_folds(truth), np.empty(len(truth), np.int64)
+    base, folds, found = as_array(reference), stratified_folds(truth), np.empty(len(truth), np.int64)
     calibration = choose_calibration(scores, truth)
     for fold in range(folds.max() + 1):
         out = folds == fold
-        others = {"reference": right[~out], "refer": refer, "calibration": calibration}
+        others = {"reference": base[~out], "refer": refer, "calibration": calibration}
         decision = choose(scores[~out], truth[~out], costs, budget=budget, **others)
         found[out] = decision.rule(costs)(scores[out])
     return found

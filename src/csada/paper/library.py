@@ -103,15 +103,17 @@ TARGETS = (  # three of each kind and five pairs
     *("pareto:0", "pareto:1", "pareto:2", "pmi:0", "pmi:1", "pmi:2", "block:10:both", "block:10:out", "block:10:in"),
     *("pairs:0", "pairs:1", "pairs:2", "pairs:3", "pairs:4"),
 )
+TWO_CLASSES = (*TARGETS[:3], "pmi:0", "pmi:3", *TARGETS[-5:-3])  # all that are different
+THREE_CLASSES = (*TARGETS[:3], "pmi:0", "pmi:1", "pmi:3", *TARGETS[-5:])
 SOURCES = {
     "cifar10": Source(
         "CIFAR-10", "resnet34", 3, group=(0, 1, 8, 9), sides="vehicles and animals", targets=TARGETS, aimed=(2,)
     ),
     "mnist": Source("MNIST", "cnn", group=LOW, sides=SIDES, samples=2000, epochs=15, targets=()),
     "mnist_all": Source("MNIST, all images", "cnn", group=LOW, sides=SIDES, data="mnist", epochs=15, targets=()),
-    "digits": Source("digits", "cnn", 3, True, group=LOW, sides=SIDES),
-    "breast_cancer": Source("breast cancer", "mlp", 10, True, True, targets=("pareto:0",), aimed=tuple(range(10))),
-    "wine": Source("wine", "mlp", 10, True, True, targets=("pareto:0",), aimed=tuple(range(10))),
+    "digits": Source("digits", "cnn", 10, True, group=LOW, sides=SIDES, targets=TARGETS, aimed=(3,)),
+    "breast_cancer": Source("breast cancer", "mlp", 20, True, True, targets=TWO_CLASSES, aimed=tuple(range(10, 20))),
+    "wine": Source("wine", "mlp", 30, True, True, targets=THREE_CLASSES, aimed=tuple(range(10, 20))),
     "pills": Source("drawn pill bottles", "resnet9", targets=("pareto:0",)),
 }
 

@@ -176,18 +176,19 @@ def judge_one(data: str, folder: Path, seed: int, source: Source) -> Tally:
 
     result = Tally(library.ids(seed), {}, {}, {budget: Counter() for budget in BUDGETS}, [])
     for kind, own in given.problems.items():
+        aimed = kind.startswith(AIMED)
         for name, costs in own.items():
             table = costs.values / mean_cost(costs)
-            deciders = given.rows(name if kind == AIMED else "")
+            deciders = given.rows(name if aimed else "")
             for budget in BUDGETS:
                 rows = decided(deciders, costs, budget)
                 test = result.sums.setdefault((kind, budget), Sums({}, {})).add(rows, truth, table)
-                if kind != AIMED:
+                if not aimed:
                     result.choices[budget].update(_right(test, _picked(given, costs, rows, budget)))
                     mixture = given.select(costs, budget)
                     result.choices[budget].update(f"member {name}" for name in mixture.selection.weights)
                     result.choices[budget]["views"] += len(mixture.views) > 1
-            if kind != AIMED:
+            if not aimed:
                 rows = decided(given.ingredients, costs, SHOWN)
                 result.ingredients.setdefault(kind, Sums({}, {})).add(rows, truth, table)
                 if seed == 0 and name in CURVES and table[truth, given.top("test")].any():
@@ -275,12 +276,13 @@ def judge(
 
 
 def _summarise(study: Study, name: str, own: list[Tally]) -> None:
-    present = [kind for kind in (*KINDS, AIMED) if any((kind, BUDGETS[0]) in each.sums for each in own)]
+    possible = (*KINDS, *(f"{AIMED} {kind}" for kind in KINDS))
+    present = [kind for kind in possible if any((kind, BUDGETS[0]) in each.sums for each in own)]
     for budget in BUDGETS:
         shares = {kind: Shares.of([(j.ids, s) for j in own if (s := j.sums.get((kind, budget)))]) for kind in present}
-        known = {kind: each for kind, each in shares.items() if kind != AIMED and each.counted}
-        if known:
-            shares[EVERY] = Shares.mean(list(known.values()))
+        for every, of in ((EVERY, KINDS), (AIMED, possible[len(KINDS) :])):
+            if known := [s for kind, s in shares.items() if s.counted and kind in of]:
+                shares[every] = Shares.mean(known)
         for kind, each in shares.items():
             study.lines.extend(each.lines(name, kind, budget))
             if each.counted and kind in (EVERY, AIMED):
@@ -289,7 +291,7 @@ def _summarise(study: Study, name: str, own: list[Tally]) -> None:
         members = {m: counts[f"member {m}"] for m in MEMBERS}
         cheapest, within, asked = (counts[key] for key in ("cheapest", "within", "problems"))
         study.choices.append(Choice(name, budget, cheapest, within, asked, members, counts["views"]))
-    tried = {kind: Shares.of([(j.ids, j.ingredients[kind]) for j in own]) for kind in present if kind != AIMED}
+    tried = {kind: Shares.of([(j.ids, j.ingredients[kind]) for j in own]) for kind in present if kind in KINDS}
     if known := {kind: each for kind, each in tried.items() if each.counted}:
         tried[EVERY] = Shares.mean(list(known.values()))
     for kind, each in tried.items():

@@ -51,7 +51,9 @@ def greedy(library: Any, truth: Any, costs: CostMatrix, budget: float) -> Mixtur
     temperatures = {name: fit_temperature(library[name]["identity"], truth) for name in MEMBERS}
     found = []
     for views in {("identity",), tuple(library[GIVEN])}:
-        judge = Judge.of(viewed(library, views, temperatures), truth, costs, budget, library[GIVEN]["identity"].argmax(1))
+        judge = Judge.of(
+            viewed(library, views, temperatures), truth, costs, budget, library[GIVEN]["identity"].argmax(1)
+        )
         chosen, cost = judge.greedy(3)
         found.append((cost.mean(), Mixture(chosen, {n: temperatures[n] for n in chosen.weights}, views)))
     return min(found, key=lambda each: each[0])[1]
@@ -101,7 +103,10 @@ def run(data: str) -> dict[str, Any]:
     return {
         f"budget {budget:g}": {
             row: {
-                "removed": round(float(np.mean([100 * (1 - paid[k] / base[k]) for k in base if k[:2] == (budget, row) and base[k]])), 1),
+                "removed": round(
+                    float(np.mean([100 * (1 - paid[k] / base[k]) for k in base if k[:2] == (budget, row) and base[k]])),
+                    1,
+                ),
                 "points": round(float(np.mean(gained[budget, row])), 2),
             }
             for row in (name + lead for name, lead in ROWS)

@@ -67,7 +67,10 @@ def test_noise_is_not_admitted_and_every_admission_lowers_the_cost(seed):
     assert "noise" not in found.weights and next(iter(found.weights)) == found.steps[0].name == "model 0"
     assert len(found.weights) > 1 and all(np.diff(cost) < 0)
     assert sum(found.weights.values()) == pytest.approx(1)
-    assert selected({name: library[name] for name in ("model 0", "noise")}, labels, COSTS).weights == {"model 0": 1.0}
+    alone = selected({name: library[name] for name in ("model 0", "noise")}, labels, COSTS)
+    assert alone.weights == {"model 0": 1.0}
+    assert [(each.name, each.kept) for each in alone.left] == [("noise", False)]
+    assert alone.left[0].mean_cost > alone.steps[0].mean_cost
 
 
 def test_what_is_chosen_is_cheaper_and_within_the_budget_on_samples_that_chose_nothing():
@@ -77,7 +80,9 @@ def test_what_is_chosen_is_cheaper_and_within_the_budget_on_samples_that_chose_n
         costs = CostMatrix.pareto(K, seed=seed)
         validation, test = ({name: x[part] for name, x in library.items()} for part in (slice(N), slice(N, None)))
         weights = selected(validation, labels[:N], costs).weights
-        rule = choose(mixed(validation, weights), labels[:N], costs, reference=argmax(validation["model 0"])).rule(costs)
+        rule = choose(mixed(validation, weights), labels[:N], costs, reference=argmax(validation["model 0"])).rule(
+            costs
+        )
         alone = choose(validation["model 0"], labels[:N], costs).rule(costs)
         given, ruled, chosen = (
             Evaluation.of(labels[N:], decided, costs)
@@ -108,7 +113,8 @@ def test_relabelling_classes_changes_nothing():
 
 def test_a_duplicate_changes_nothing():
     found = selected(LIBRARY, LABELS, COSTS, members=3)
-    assert selected(LIBRARY | {name + " again": x for name, x in LIBRARY.items()}, LABELS, COSTS, members=3) == found
+    again = selected(LIBRARY | {name + " again": x for name, x in LIBRARY.items()}, LABELS, COSTS, members=3)
+    assert again == replace(found, left=again.left)
 
 
 def test_logits_and_logarithms_of_probabilities_are_the_same():

@@ -52,19 +52,26 @@ ROUNDS = 8
 
 @dataclass(frozen=True)
 class Admission:
-    """What the mixture costs and how often it is right with this member, on validation samples that fitted nothing."""
+    """What the mixture costs and how often it is right with this member, on validation samples that fitted nothing.
+
+    kept: False where the mixture is better off without it.
+    """
 
     name: str
     mean_cost: float
     accuracy: float
+    kept: bool = True
 
 
 @dataclass(frozen=True)
 class Selection:
-    """weights: of the admitted, by name; they sum to 1. steps: the given model, then every admission in turn."""
+    """weights: of the admitted, by name; they sum to 1. steps: the given model, then every admission in turn; left: those that
+    are not admitted, each as if it were one more.
+    """
 
     weights: dict[str, float]
     steps: tuple[Admission, ...]
+    left: tuple[Admission, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,13 @@ class Judge:
             cost, accuracy = self(np.mean([self.p[each] for each in names[: i + 1]], axis=0))
             steps.append(Admission(name, float(cost.mean()), accuracy))
         return Selection(dict.fromkeys(names, 1 / len(names)), tuple(steps)), cost
+
+    def told(self, found: Selection) -> Selection:
+        """With those that it leaves out."""
+        n, mixture = len(found.weights), np.asarray(sum(w * self.p[name] for name, w in found.weights.items()))
+        trials = {name: self((n * mixture + p) / (n + 1)) for name, p in self.p.items() if name not in found.weights}
+        left = (Admission(name, float(cost.mean()), right, False) for name, (cost, right) in trials.items())
+        return replace(found, left=tuple(left))
 
     def greedy(self, members: int) -> tuple[Selection, Floats]:
         """The given model, then what lowers the cost most; and what each sample costs by it."""
@@ -150,7 +164,8 @@ def choose_members(
         return len(views) - 1, judges[-1].average(1)[0]
     found = [(i, *each) for i, judge in enumerate(judges) for each in (judge.average(members), judge.greedy(members))]
     best = min(found, key=lambda each: float(each[2].mean()))
-    return (best if _lower(best[2], found[0][2], CLEAR) else found[0])[:2]
+    i, chosen, _ = best if _lower(best[2], found[0][2], CLEAR) else found[0]
+    return i, judges[i].told(chosen)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ def main_table(study: Study, name: str) -> Table:
     about = f"{setting(study, name)} Problems over all baselines: {told_counts}.{sides}"
     notes = (about, CELL, PAIRED, legend((*MAIN, AIMED)[: len(MAIN) + aims]))
     if aims:
-        notes += (f"The last two columns: only problems and baselines for which networks were trained, {aimed_counts(study, name)}.",)
+        only = f"only problems and baselines for which networks were trained, {aimed_counts(study, name)}"
+        notes += (f"The last two columns: {only}.",)
     return Table(f"study-{name}", f"Study on {title(name)}: rows by accuracy budget (points)", columns, rows, notes)
 
 

@@ -131,7 +131,11 @@ def concluded(
     arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | arrays_of(costs)
     if limits is None:
         rules = {side: decision_for(s, validation["before"], costs, budget, refer) for side, s in validation.items()}
-        common: dict[str, Any] = {"budget": budget / 100, "reference": validation["before"].logits.argmax(1), "refer": refer}
+        common: dict[str, Any] = {
+            "budget": budget / 100,
+            "reference": validation["before"].logits.argmax(1),
+            "refer": refer,
+        }
         arrays |= {f"{side}_held_out": held_out(*s, costs, **common) for side, s in validation.items()}
     else:
         rules = limited(validation, costs, limits)
@@ -171,7 +175,8 @@ def as_chosen(
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
         mistaken = splits.test.take(arrays["mistakes"][:, 0]).names
     chosen = classifiers[side_of(row)]
-    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=chosen.architecture, mistaken=mistaken or ())
+    made = {"architecture": chosen.architecture, "passes": chosen.passes, "mistaken": mistaken or ()}
+    evidence = replace(evidence, chosen=row, arrays=arrays, **made)
     return replace(chosen, costs=costs, decision=evidence.decision, evidence=evidence)
 
 

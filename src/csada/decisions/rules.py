@@ -268,7 +268,7 @@ class MinimumExpectedCost:
         scores, truth = labelled(logits, labels)
         rule = cls.calibrated(scores, truth, costs, calibration)
         top = scores.argmax(1)
-        base = top if reference is None else as_array(reference)
+        base: Any = top if reference is None else as_array(reference)
         if base.shape != top.shape or not np.isin(base, np.arange(scores.shape[1])).all():
             raise InputError(
                 f"reference has shape {base.shape}, values {np.unique(base).tolist()[:9]}; give the class that was predicted "

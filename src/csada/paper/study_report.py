@@ -100,16 +100,14 @@ def main_table(study: Study, name: str) -> Table:
                 aimed = study.line(name, aimed_at(kind), budget, AIMED)
                 cells += [value(aimed), told(aimed.against.get(GENERIC)) if aimed else None]
             rows.append([f"{budget:g}", KIND_NAMES[kind], *cells])
-    columns = ("budget", "problems", *MAIN, f"{AUTO} − {RULE}", f"{AUTO} − {GENERIC}")
-    columns += (AIMED, f"{AIMED} − {GENERIC}") if aims else ()
+    more = (AIMED, f"{AIMED} − {GENERIC}") if aims else ()
+    columns = ("budget", "problems", *MAIN, f"{AUTO} − {RULE}", f"{AUTO} − {GENERIC}", *more)
     counts = {kind: line.problems for kind in kinds if (line := study.line(name, kind, BUDGETS[0], RULE))}
     told_counts = ", ".join(f"{KIND_NAMES[kind]} {count}" for kind, count in counts.items() if kind != EVERY)
     sides = f" Groups: {SOURCES[name].sides}." if name in SOURCES and SOURCES[name].sides else ""
     about = f"{setting(study, name)} Problems over all baselines: {told_counts}.{sides}"
-    notes = (about, CELL, PAIRED, legend((*MAIN, AIMED)[: len(MAIN) + aims]))
-    if aims:
-        only = f"only problems and baselines for which networks were trained, {aimed_counts(study, name)}"
-        notes += (f"The last two columns: {only}.",)
+    only = f"{aimed_counts(study, name)}: those for which networks were trained."
+    notes = (about, CELL, PAIRED, legend(MAIN)) + ((legend([AIMED]), f"The last two columns: {only}") if aims else ())
     return Table(f"study-{name}", f"Study on {title(name)}: rows by accuracy budget (points)", columns, rows, notes)
 
 

@@ -43,7 +43,7 @@ from csada.workflow.engine import Engine, Progress
 from csada.workflow.fit import Made, check_limits, checked, concluded
 from csada.workflow.folds import not_again, out_of_fold, scores_of
 from csada.workflow.runs import lines as typed
-from csada.workflow.settings import threads_for
+from csada.workflow.settings import Options, threads_for
 
 TOO_FEW = "%d validation samples are too few to choose by, and %s: the given model is kept, with its decision rule"
 MANY = "members is %d, and there are %d candidates: at most %d are averaged"
@@ -98,7 +98,9 @@ def auto(
     if single and epochs == 0:
         raise InputError("one network that learns from others needs training; leave out epochs=0, or single")
     common: dict[str, Any] = {"budget": budget, "refer": refer, "limits": limits}
-    options = {"members": members, "single": single, "seed": seed} | ({} if epochs is None else {"epochs": epochs})
+    options: Options = {"members": members, "single": single, "seed": seed} | (
+        {} if epochs is None else {"epochs": epochs}
+    )
     if len(classifier.members) > 1 and (epochs == 0 or members == 1) and not single:
         other = None if views is None else replace(classifier, views=shown, evidence=None)
         made = Made("auto", options | {"views": list(shown if other else classifier.views)})

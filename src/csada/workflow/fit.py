@@ -175,7 +175,7 @@ def as_chosen(
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
         mistaken = splits.test.take(arrays["mistakes"][:, 0]).names
     chosen = classifiers[side_of(row)]
-    made = {"architecture": chosen.architecture, "passes": chosen.passes, "mistaken": mistaken or ()}
+    made: dict[str, Any] = {"architecture": chosen.architecture, "passes": chosen.passes, "mistaken": mistaken or ()}
     evidence = replace(evidence, chosen=row, arrays=arrays, **made)
     return replace(chosen, costs=costs, decision=evidence.decision, evidence=evidence)
 

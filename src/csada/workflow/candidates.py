@@ -4,7 +4,8 @@ What removes cost is a better posterior, and the cheapest one is the average wit
 chosen on validation, by the calibrated log-loss of the average. CIFAR-10, ResNet-34, two baselines, images and mirror images
 (`results/library-cifar10.npz`): baseline 0.251 and 0.242; with a restart 0.232 and 0.226; with a restart under mixup 0.230 and
 0.218; with both 0.220 and 0.212; with two mixups 0.227 and 0.217. A fourth, generic or aimed at costs, takes off another 0.001
-to 0.004. None is aimed at the costs: the study found no gain in that (`docs/study.md`).
+to 0.004. None is aimed at the costs: as members such networks
+showed no gain (`docs/study.md`).
 
 Networks without batch norm on small data start from fresh weights: with nothing left to learn, a restart stays where it is. The
 change of the same loss from the given network alone to it and two others; breast cancer and wine (mlp, 8 splits), digits (cnn,

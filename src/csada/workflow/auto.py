@@ -172,7 +172,9 @@ def auto(
             free = torch.from_numpy(~test_part(labels.numpy()))
             found = {name: {view: s[free] for view, s in views_of.items()} for name, views_of in scores.items()}
             truth = labels[free]
-        chosen = select(found, truth, costs, budget=budget / 100, members=members, views=views and tuple(views), tell=True)
+        chosen = select(
+            found, truth, costs, budget=budget / 100, members=members, views=views and tuple(views), tell=True
+        )
         if out:
             out["after"] = Scores(torch.from_numpy(chosen.scores(scores)), labels)
         weights, temperatures = chosen.selection.weights, chosen.temperatures

@@ -158,8 +158,8 @@ def choose_members(
     choice costs less by more than CLEAR standard errors.
 
     views: name -> [N, K], validation logits or logarithms of probabilities, the given model's first. budget: the accuracy that
-    may be lost against `reference`, [N]: what the given model predicts. tell: judge also what is left out. Fewer than FEWEST samples choose nothing: the given
-    model stays alone.
+    may be lost against `reference`, [N]: what the given model predicts. tell: judge also what is left out. Fewer than FEWEST
+    samples choose nothing: the given model stays alone.
     """
     if not views[0] or members < 1:
         raise InputError(

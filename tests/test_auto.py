@@ -49,12 +49,14 @@ def test_the_saved_model_is_the_cheapest_row_of_its_own_evidence(better, digits,
     saved = better.evaluate(digits, part="validation").accuracy  # those above are of rules fitted on other folds
     assert saved >= evidence.validation["before"].accuracy - evidence.budget / 100
     assert evidence.admissions[0].name == "given" and evidence.method == "auto"
-    assert len(better.members) == len({each.name for each in evidence.admissions}) > 1
-    costs = [each.mean_cost for each in evidence.admissions]
+    kept = [each for each in evidence.admissions if each.kept]
+    assert len(better.members) == len({each.name for each in kept}) > 1
+    costs = [each.mean_cost for each in kept]
     assert costs[-1] < costs[0]  # the members bought something together; one of a plain average need not
     again = Classifier.load(better.save(tmp_path / "model"))
     assert (again.predict(digits.test.x) == evidence.decided(evidence.chosen)).all()
-    assert "average of networks" in (tmp_path / "model" / "README.md").read_text()
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert "average of networks" in text and f"takes {len(better.members)} forward passes" in text
 
 
 def test_the_same_run_is_the_same_model_and_another_seed_another(better, given, digits):
@@ -62,6 +64,31 @@ def test_the_same_run_is_the_same_model_and_another_seed_another(better, given, 
     for classifier, equal in ((same, True), (other, False)):
         found = np.array_equal(classifier.logits(digits.test.x), better.logits(digits.test.x))
         assert found == equal
+
+
+def test_more_members_than_candidates_is_told(given, digits, caplog):
+    found = csada.auto(given, digits, COSTS, members=7, epochs=1)
+    assert "members is 7, and there are 3 candidates: at most 4 are averaged" in caplog.text
+    told = found.evidence.admissions  # what is left out, too
+    assert {each.name for each in told} == {"given", "fresh", "fresh with mixup", "second fresh with mixup"}
+    assert len({each.name for each in told if each.kept}) < 4 and [each.kept for each in told][-1] is False
+
+
+def test_an_average_gets_its_rule_and_other_views_but_no_training(better, digits):
+    """What `auto` made is given to it again: for other costs, say."""
+    costs = csada.CostMatrix.pareto(10, seed=2)
+    again = csada.auto(better, digits, costs, epochs=0)
+    assert len(again.members) == len(better.members) and again.costs.values.tolist() == costs.values.tolist()
+    assert list(again.evidence.rules) == ["before"] and not again.evidence.history
+    same = csada.auto(better, digits, costs, members=1)
+    assert same.decision == again.decision
+    with pytest.raises(InputError, match="train them one by one"):
+        csada.auto(better, digits, costs, on_epoch=pytest.fail)
+
+
+def test_what_has_nothing_to_learn_from_is_told(given, digits, caplog):
+    alone = csada.auto(given, digits, COSTS, members=1, single=True, on_epoch=pytest.fail)
+    assert "no network is distilled" in caplog.text and list(alone.evidence.rules) == ["before"]
 
 
 def test_one_member_at_most_trains_nothing(given, digits):
@@ -121,15 +148,15 @@ def images(n, seed):
     return Part(torch.randn(n, 3, 8, 8, generator=draw) + y[:, None, None, None] * 0.3, y)
 
 
-def test_a_network_that_cannot_be_built_again_still_gets_its_views(caplog):
+def test_a_network_that_cannot_be_built_again_gets_members_and_views():
     splits = Splits(images(60, 0), images(90, 1), images(90, 2), ("a", "b", "c"))
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     net = csada.fit(net, splits, "cross_entropy", epochs=20, lr=0.01, batch_size=16).model
     own = replace(Classifier.of(net, splits), allowed_views=("identity", "mirror"))
     costs = csada.CostMatrix(csada.CostMatrix.pareto(3, seed=0).values, splits.classes)
     found = csada.auto(own, splits, costs, views=("identity", "mirror"))
-    assert "give architecture=" in caplog.text
-    assert "after" in found.evidence.rules and not found.evidence.history
+    assert "after" in found.evidence.rules and len(found.evidence.history) == 3 * 15
+    assert {each.name for each in found.evidence.admissions} > {"given", "restart with mixup", "restart"}
 
 
 @pytest.mark.parametrize(
@@ -205,9 +232,11 @@ def test_by_command(given, tmp_path):
     words = ("fit", tmp_path / "base", "digits", "--costs", "pareto:1", "--out", tmp_path / "out")
     run = inside(*words)
     assert run.returncode == 0, run.stderr
-    assert "order in which validation added them" in run.stdout and "fresh with mixup" in run.stdout
+    assert "average of the networks down to each line" in run.stdout and "fresh with mixup" in run.stdout
     told = json.loads(inside(*words, "--epochs", "0", "--json").stdout)
     assert [each["name"] for each in told["members"]] == ["given"] and list(told["rows"]) == ["before", "before + rule"]
+    again = ("fit", tmp_path / "out", "digits", "--costs", "pareto:0", "--epochs", "0", "--out", tmp_path / "again")
+    assert list(json.loads(inside(*again, "--json").stdout)["rows"]) == ["before", "before + rule"]
     assert "--lr is for one method: add --method csada, say" in refused(*words, "--lr", "0.1")
     assert "--single is for auto" in refused(*words, "--method", "csada", "--single")
     assert "--time 'soon' is no time; write 10m, 90s or 1.5h" in refused(*words, "--time", "soon")

@@ -304,14 +304,21 @@ def test_what_a_better_model_has_gained_on_the_reference_may_be_spent():
     def strength(reference, budget=0.005):
         return MinimumExpectedCost.within_budget(logits, labels, costs, budget, reference=reference).strength
 
-    right = argmax(logits) == labels
-    own, worse, better = right, right.copy(), right.copy()
-    worse[np.flatnonzero(right)[:60]] = False  # 3 points
-    better[np.flatnonzero(~right)[:60]] = True
-    assert strength(better) == 0 < strength(own) < strength(worse)
-    assert strength(own) == MinimumExpectedCost.within_budget(logits, labels, costs, 0.005).strength
-    worse[np.flatnonzero(~right)[:55]] = True  # 60 against 55: noise, not a gain
-    assert strength(worse) == strength(own)
+    top, second = np.argsort(-logits, axis=1)[:, :2].T
+    order = np.argsort(np.diff(np.sort(logits, axis=1)[:, -2:]).ravel())  # the most doubtful first
+    right, wrong = (order[(top == labels)[order] == it] for it in (True, False))
+
+    def another(lost=right[:0], won=right[:0]):
+        """The same model, but for some that it gets wrong, and others that it gets right."""
+        found = top.copy()
+        found[lost], found[won] = second[lost], labels[won]
+        return found
+
+    own = strength(top)
+    assert own == MinimumExpectedCost.within_budget(logits, labels, costs, 0.005).strength
+    assert strength(another(won=wrong[:60])) == 0 < own < strength(another(lost=right[-60:]))
+    assert strength(another(right[:60], wrong[:60])) == own  # as many, and no class much less probable than its other
+    assert strength(another(right[-60:], wrong[:60])) > own  # as many, but it is sure of what the other gets wrong
 
 
 @pytest.mark.parametrize("needed", [0.99, 0.5])

@@ -76,7 +76,7 @@ def seen(text):
 REFERS = Decision(0.35, strength=0.5, refer_above=0.3)
 
 
-MEMBERS = (Admission("given", 0.3, 0.9), Admission("restart", 0.2, 0.91))
+MEMBERS = (Admission("given", 0.3, 0.9), Admission("restart", 0.2, 0.91), Admission("mixup", 0.4, 0.8, kept=False))
 
 
 @pytest.mark.parametrize("members", [(), MEMBERS], ids=["one method", "members"])
@@ -85,7 +85,7 @@ MEMBERS = (Admission("given", 0.3, 0.9), Admission("restart", 0.2, 0.91))
 def test_page_card_and_verdict_agree(row, sides, rule, members):
     evidence = made_evidence(row, rules=dict.fromkeys(("before", "after")[:sides], rule), referral_cost=0.3)
     if members:
-        evidence = replace(evidence, method="auto", admissions=members)
+        evidence = replace(evidence, method="auto", admissions=members, passes=4)
     told, shown, text = verdict(evidence), page(evidence), card(evidence, "8 x 8 pixels")
     assert told in text and re.search(r'class="lead verdict">(.*?)</p>', shown)[1].count("<strong>") == 1
     assert seen(re.search(r'class="lead verdict">(.*?)</p>', shown)[1]) == told
@@ -99,7 +99,8 @@ def test_page_card_and_verdict_agree(row, sides, rule, members):
     assert f"{100 * evidence.test[row].mean_cost:.2f}</span>" in first and ("→" in first) == (row != "before")
     part = f"on the {100 * evidence.test[row].coverage:.1f} % of cases that it decides itself"
     assert (part in told) == (rule is REFERS and "rule" in row)
-    assert ("What each network added" in shown) == bool(members)
+    assert ("What each network added" in shown) == ("mixup (left out)" in shown) == bool(members)
+    assert ("A prediction takes 4 forward passes" in shown) == bool(members and sides == 2)
 
 
 @pytest.mark.parametrize(("costs", "row"), [(None, "before + rule"), (1 - np.eye(10), "before")])

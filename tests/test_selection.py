@@ -49,8 +49,8 @@ TRUE, LABELS, LIBRARY = candidates()
 
 def selected(library, labels, costs, members=3):
     """The first is the given model."""
-    right = next(iter(library.values())).argmax(1) == labels if library else labels
-    return choose_members([library], labels, costs, 0.005, members, right)[1]
+    given = next(iter(library.values())).argmax(1) if library else labels
+    return choose_members([library], labels, costs, 0.005, members, given, tell=True)[1]
 
 
 def test_an_oracle_is_admitted_and_weighs_most():
@@ -67,7 +67,10 @@ def test_noise_is_not_admitted_and_every_admission_lowers_the_cost(seed):
     assert "noise" not in found.weights and next(iter(found.weights)) == found.steps[0].name == "model 0"
     assert len(found.weights) > 1 and all(np.diff(cost) < 0)
     assert sum(found.weights.values()) == pytest.approx(1)
-    assert selected({name: library[name] for name in ("model 0", "noise")}, labels, COSTS).weights == {"model 0": 1.0}
+    alone = selected({name: library[name] for name in ("model 0", "noise")}, labels, COSTS)
+    assert alone.weights == {"model 0": 1.0}
+    assert [(each.name, each.kept) for each in alone.left] == [("noise", False)]
+    assert alone.left[0].mean_cost > alone.steps[0].mean_cost
 
 
 def test_what_is_chosen_is_cheaper_and_within_the_budget_on_samples_that_chose_nothing():
@@ -77,8 +80,9 @@ def test_what_is_chosen_is_cheaper_and_within_the_budget_on_samples_that_chose_n
         costs = CostMatrix.pareto(K, seed=seed)
         validation, test = ({name: x[part] for name, x in library.items()} for part in (slice(N), slice(N, None)))
         weights = selected(validation, labels[:N], costs).weights
-        right = argmax(validation["model 0"]) == labels[:N]
-        rule = choose(mixed(validation, weights), labels[:N], costs, reference=right).rule(costs)
+        rule = choose(mixed(validation, weights), labels[:N], costs, reference=argmax(validation["model 0"])).rule(
+            costs
+        )
         alone = choose(validation["model 0"], labels[:N], costs).rule(costs)
         given, ruled, chosen = (
             Evaluation.of(labels[N:], decided, costs)
@@ -109,7 +113,8 @@ def test_relabelling_classes_changes_nothing():
 
 def test_a_duplicate_changes_nothing():
     found = selected(LIBRARY, LABELS, COSTS, members=3)
-    assert selected(LIBRARY | {name + " again": x for name, x in LIBRARY.items()}, LABELS, COSTS, members=3) == found
+    again = selected(LIBRARY | {name + " again": x for name, x in LIBRARY.items()}, LABELS, COSTS, members=3)
+    assert again == replace(found, left=again.left)
 
 
 def test_logits_and_logarithms_of_probabilities_are_the_same():
@@ -180,20 +185,20 @@ def test_what_is_remembered_of_some_scores_is_not_taken_for_others():
 
 
 def test_no_sample_takes_part_in_the_choice_of_its_own_decision():
-    logits, right = LIBRARY["model 0"], (LIBRARY["model 1"].argmax(1) == LABELS).astype(float)
+    logits, other = LIBRARY["model 0"], LIBRARY["model 1"].argmax(1)
     costs = CostMatrix(COSTS.values, COSTS.classes, referral_cost=0.2)
-    found = held_out(logits, LABELS, costs, budget=0.01, reference=right, refer=0.1)
+    found = held_out(logits, LABELS, costs, budget=0.01, reference=other, refer=0.1)
     kind, folds, differs = choose_calibration(logits, LABELS), stratified_folds(LABELS), 0
-    everything = choose(logits, LABELS, costs, budget=0.01, reference=right, refer=0.1, calibration=kind).rule(costs)
+    everything = choose(logits, LABELS, costs, budget=0.01, reference=other, refer=0.1, calibration=kind).rule(costs)
     for fold in range(folds.max() + 1):
         out, others = folds == fold, folds != fold
-        known = {"reference": right[others], "refer": 0.1, "calibration": kind}
+        known = {"reference": other[others], "refer": 0.1, "calibration": kind}
         rule = choose(logits[others], LABELS[others], costs, budget=0.01, **known).rule(costs)
         assert np.array_equal(found[out], rule(logits[out]))
         differs += int((found[out] != everything(logits[out])).sum())
     assert differs > 0  # what they chose for themselves is something else
     assert (found == REFER).any()
-    assert (held_out(logits, LABELS, COSTS, budget=0.01, reference=right, refer=0.1) != REFER).all()  # no price
+    assert (held_out(logits, LABELS, COSTS, budget=0.01, reference=other, refer=0.1) != REFER).all()  # no price
 
 
 def test_stored_scores_are_averaged_as_a_classifier_averages_its_networks():

@@ -128,7 +128,7 @@ def test_the_interval_is_that_of_the_bootstrap():
 def test_a_sample_in_two_test_parts_is_one_sample():
     ids = np.array([3, 4], np.uint64)
     sums = study.Sums({"argmax": np.array([1.0, 3.0])}, {"argmax": np.ones(2)}, 1)
-    shares = study.Shares.of([(ids, sums), (ids[::-1], sums)])
+    shares = study.Shares.of([(ids, sums), (ids[::-1], sums)], ids)
     assert shares.paid["argmax"].tolist() == [50, 50] and shares.problems == 2
 
 

@@ -169,6 +169,11 @@ class Classifier:
         views = "" if self.views == ("identity",) else f", views {', '.join(self.views)}"
         return " + ".join(member.name for member in self.members) + views
 
+    @property
+    def passes(self) -> int:
+        """Forward passes per sample."""
+        return len(self.members) * len(self.views)
+
     def facts(self) -> list[tuple[str, float, float]]:
         return [(member.name, member.temperature, member.weight) for member in self.members]
 

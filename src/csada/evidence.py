@@ -118,8 +118,9 @@ class Evidence:
     started: str
     trials: int = 0  # settings that were tried on the same validation samples
     seen: int = 0  # validation and test samples that the given model was trained on, kept knowingly
-    admissions: tuple[Admission, ...] = ()  # the members of `after` in the order in which validation admitted them
+    admissions: tuple[Admission, ...] = ()  # the members of `after`, each added to those before, and what was left out
     limits: Limits | None = None  # in place of the accuracy budget
+    passes: int = 1  # forward passes that the saved classifier needs per sample
     mistaken: tuple[str, ...] = ()  # files of the pictured mistakes; () where the samples are no files
     arrays: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # kept in a file of their own
 

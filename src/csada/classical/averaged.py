@@ -55,8 +55,8 @@ class AveragedClassifier(Wrapper):
         library = {name: {"identity": self._out_of_fold(X, y, folds, name, seed)} for name, seed in seeds.items()}
         truth = index[np.concatenate([held for _, held in folds])]
         chosen = select(library, truth, self.costs_, budget=self.budget, members=self.n_estimators)
-        right = library["given"]["identity"].argmax(1) == truth
-        self.decision_ = choose(chosen.scores(library), truth, self.costs_, budget=self.budget, reference=right)
+        given = library["given"]["identity"].argmax(1)
+        self.decision_ = choose(chosen.scores(library), truth, self.costs_, budget=self.budget, reference=given)
         self.weights_, self.temperatures_ = chosen.selection.weights, chosen.temperatures
         self._fit_all(X, y, None, **self._seeds("given", seeds["given"]))
         everything, copies = np.arange(len(y)), [name for name in self.weights_ if name != "given"]

@@ -185,14 +185,25 @@ def show_rows(evidence: Evidence) -> None:
     show_table(("accuracy,\nvalidation", "cost,\nvalidation", "accuracy,\ntest", "cost,\ntest", "\n95 %"), rows)
 
 
+ADMITTED = (
+    "On validation: the average of the networks down to each line; one that comes twice counts twice. Of those left out: "
+    "the average that is used, with that one as well."
+)
+
+
 def show_members(evidence: Evidence) -> None:
     """What each member of the average bought, on validation samples that fitted nothing."""
-    if evidence.admissions:
+    if len(evidence.admissions) > 1:
         rows: list[tuple[str, ...]] = [
-            (each.name, f"{100 * each.mean_cost:.2f}", f"{100 * each.accuracy:.2f}") for each in evidence.admissions
+            (
+                each.name if each.kept else f"{each.name} (left out)",
+                f"{100 * each.mean_cost:.2f}",
+                f"{100 * each.accuracy:.2f}",
+            )
+            for each in evidence.admissions
         ]
         show_table(("cost with it", "accuracy with it"), rows)
-        say("Networks in the order in which validation added them to the average; one that comes twice counts twice.")
+        say(ADMITTED)
 
 
 def numbers(e: Evaluation) -> dict[str, Any]:

@@ -69,9 +69,10 @@ def fit_command(
 ) -> None:
     """Improve a model, give it a decision rule, and save what costs least on validation.
 
-    By default (auto) a few networks are trained from the model, and those that lower the cost on validation are averaged
-    with it. With --method, the model is trained further by that method. The rows compared are the model before and after,
-    each by its most probable class and with its rule. Interrupted? Run the same command again: it resumes.
+    By default (auto) a few networks are trained from the model and averaged with it, unless another choice among them
+    clearly costs less on validation. With --method, the model is trained further by that method. The rows compared are the
+    model before and after, each by its most probable class and with its rule. Interrupted? Run the same command again: it
+    resumes.
 
     With --priors nothing is trained unless --epochs says so: the rule is re-weighted to the class frequencies in deployment.
     A model that is made from a fitted one, or for other frequencies, is a new version: CHANGES.md in its folder says what

@@ -37,6 +37,7 @@ STRENGTHS = (0.0, *(float(odds / (1 + odds)) for odds in np.geomspace(1e-3, 1e3,
 
 LEAST = 0.001  # accuracy: a tenth of a point
 ROUNDED = 0.001  # of a probability, or of a cost
+EXPECTED = 0.5  # share of what is expected, which varies little, in costs and leads that are otherwise counted
 
 
 def argmax(logits: Any) -> Any:
@@ -151,14 +152,17 @@ def by_scores(scores: Floats, costs: Costs, strength: float = 1.0, multipliers: 
     return Decided(scores, p, _expected(p, costs), mean_cost(costs), strength, multipliers)
 
 
-def spare_accuracy(right: Floats, reference: Floats, needed: float) -> float:
-    """What may be lost of the accuracy of `right` ([N], 1 or 0), whose lead on the reference is a matter of luck in part.
+def spare_accuracy(p: Floats, top: Labels, truth: Labels, reference: Labels, needed: float) -> float:
+    """What may be lost of the accuracy of the classes `top`, whose lead on the classes `reference` is luck in part.
 
-    So the lead m, with standard error e, counts as m (1 - e^2 / m^2), and one within its error not at all (James and Stein).
+    p: [N, K], calibrated without the labels of the same samples. The lead is half counted, half expected by p. Then a lead m,
+    with standard error e, counts as m (1 - e^2 / m^2), and one within its error not at all (James and Stein).
     """
-    lead, m = right - reference, float((right - reference).mean())
+    rows, base = np.arange(len(top)), (reference == truth).astype(np.float64)
+    lead = (1 - EXPECTED) * ((top == truth) - base) + EXPECTED * (p[rows, top] - p[rows, reference])
+    m = float(lead.mean())
     luck = float(lead.var()) / len(lead) / m if m else 0.0
-    spare = float(right.mean()) - needed - (luck if abs(luck) < abs(m) else m)
+    spare = float(base.mean()) - needed + (m - luck if abs(luck) < abs(m) else 0.0)
     return max(spare, LEAST) if spare >= -TIE else spare
 
 
@@ -257,22 +261,27 @@ class MinimumExpectedCost:
         mistakes that these data happen to lack would make no strength look worth it.
 
         needed: the accuracy that must remain, instead of a budget. Where argmax itself has less, the strength is 0.
-        reference: [N], whether another model's prediction was right: the budget is counted from it instead. What
-        these logits gain or lack against it counts the more, the more it exceeds its standard error.
+        reference: [N], the classes that another model predicts: the budget is counted from them instead. What these
+        logits gain or lack against them, half counted and half expected, counts the more, the more it exceeds its
+        standard error.
         """
         if not 0 <= budget <= 1:
             raise InputError(f"budget is the accuracy that may be lost, from 0 to 1; got {budget}")
         scores, truth = labelled(logits, labels)
         rule = cls.calibrated(scores, truth, costs, calibration)
         top = scores.argmax(1)
-        right = (top == truth).astype(np.float64)
-        base = right if reference is None else as_array(reference)
-        if base.shape != right.shape:
-            raise InputError(f"reference has shape {base.shape}; give one value for each of the {len(right)} samples")
-        needed = float(base.mean()) - budget if needed is None else needed
+        base: Any = top if reference is None else as_array(reference)
+        if base.shape != top.shape or not np.isin(base, np.arange(scores.shape[1])).all():
+            raise InputError(
+                f"reference has shape {base.shape}, values {np.unique(base).tolist()[:9]}; give the class that was predicted "
+                f"for each of the {len(top)} samples, from 0 to {scores.shape[1] - 1}"
+            )
+        base = base.astype(np.int64)
+        needed = float((base == truth).mean()) - budget if needed is None else needed
         held_out = by_scores(cross_fitted(scores, truth, calibration), rule.costs)
         fitted, most = rule.decide(scores), realised(rule.costs, truth, top).mean()
-        for strength in reversed(affordable(held_out, top, spare_accuracy(right, base, needed))):
+        spare = spare_accuracy(held_out.probabilities, top, truth, base, needed)
+        for strength in reversed(affordable(held_out, top, spare)):
             chosen = replace(fitted, strength=strength).chosen
             paid = realised(rule.costs, truth, chosen).mean()
             if (chosen == truth).mean() >= needed - TIE and paid <= same_up_to(most, held_out.unit):

@@ -41,7 +41,7 @@ from csada.models.modes import best_precision, borrowed_threads, device_of
 from csada.paper import problems
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch
-from csada.workflow.candidates import Candidate, candidates, train_candidate, train_options
+from csada.workflow.candidates import Candidate, candidates, confusion_of, train_candidate, train_options
 from csada.workflow.engine import Engine, Progress, Task, Tell, alone, carry_out
 from csada.workflow.folds import out_of_fold
 from csada.workflow.runs import environment
@@ -54,8 +54,8 @@ NAMES = {  # of candidates, here
     "restart": "restart",
     "restart with mixup": "mixup",
     "second restart with mixup": "mixup-2",
-    "restart with aimed mixup": "aimed",
 }
+AIMED = "aimed"  # mixup whose partners are drawn by cost and confusion
 RIVALS = ("csada", "adjusted_penalty", "sosr")
 log = logging.getLogger("csada")
 
@@ -103,15 +103,17 @@ TARGETS = (  # three of each kind and five pairs
     *("pareto:0", "pareto:1", "pareto:2", "pmi:0", "pmi:1", "pmi:2", "block:10:both", "block:10:out", "block:10:in"),
     *("pairs:0", "pairs:1", "pairs:2", "pairs:3", "pairs:4"),
 )
+TWO_CLASSES = (*TARGETS[:3], "pmi:0", "pmi:3", *TARGETS[-5:-3])  # all that are different
+THREE_CLASSES = (*TARGETS[:3], "pmi:0", "pmi:1", "pmi:3", *TARGETS[-5:])
 SOURCES = {
     "cifar10": Source(
         "CIFAR-10", "resnet34", 3, group=(0, 1, 8, 9), sides="vehicles and animals", targets=TARGETS, aimed=(2,)
     ),
     "mnist": Source("MNIST", "cnn", group=LOW, sides=SIDES, samples=2000, epochs=15, targets=()),
     "mnist_all": Source("MNIST, all images", "cnn", group=LOW, sides=SIDES, data="mnist", epochs=15, targets=()),
-    "digits": Source("digits", "cnn", 3, True, group=LOW, sides=SIDES),
-    "breast_cancer": Source("breast cancer", "mlp", 10, True, True, targets=("pareto:0",), aimed=tuple(range(10))),
-    "wine": Source("wine", "mlp", 10, True, True, targets=("pareto:0",), aimed=tuple(range(10))),
+    "digits": Source("digits", "cnn", 10, True, group=LOW, sides=SIDES, targets=TARGETS, aimed=(3,)),
+    "breast_cancer": Source("breast cancer", "mlp", 20, True, True, targets=TWO_CLASSES, aimed=tuple(range(10, 20))),
+    "wine": Source("wine", "mlp", 30, True, True, targets=THREE_CLASSES, aimed=tuple(range(10, 20))),
     "pills": Source("drawn pill bottles", "resnet9", targets=("pareto:0",)),
 }
 
@@ -232,7 +234,7 @@ def write_library(folder: Path, name: str, library: Library) -> list[Path]:
 def planned(name: str, baselines: int | None = None) -> list[str]:
     """Every network of the study on this data set."""
     source = SOURCES[name]
-    aimed = [f"{method}@{target}" for target in source.targets for method in ("aimed", *RIVALS)]
+    aimed = [f"{method}@{target}" for target in source.targets for method in (AIMED, *RIVALS)]
     return [
         f"{seed}/{each}"
         for seed in range(baselines or source.baselines)
@@ -252,9 +254,7 @@ def missing(name: str, library: Library | None, baselines: int | None = None) ->
     known = set(library.about.networks)
     for each, network in library.about.networks.items():
         if network.costs is not None:
-            known.add(
-                f"{each.split('/')[0]}/{'aimed' if network.method == 'mixup' else network.method}@{network.costs}"
-            )
+            known.add(f"{each.split('/')[0]}/{AIMED if network.method == 'mixup' else network.method}@{network.costs}")
     return [each for each in planned(name, baselines) if each not in known]
 
 
@@ -412,8 +412,14 @@ def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str
         scores, _ = _scores(classifier.network, splits, ("identity",), ("validation",))  # rounded, as they are judged
         truth, found = splits.validation.y.numpy(), scores["validation/identity"].argmax(1)
         target, costs = problems.problem(target, confusion_counts(truth, found, k), source.group)
-    if what in NAMES.values():
-        return next(c for c in candidates(classifier, splits, costs) if _name(c.name) == what), target
+    if what in NAMES.values() or what == AIMED:
+        found = {_name(each.name): each for each in candidates(classifier, splits, costs)}
+        if what != AIMED:
+            return found[what], target
+        mixup = found["mixup"].options
+        confusion = confusion_of(predict_logits(classifier.network, splits, part="validation"))
+        partners = {"partners": "cost", "confusion": tuple(map(tuple, confusion.tolist()))}
+        return replace(found["mixup"], name=each, options=mixup | {"seed": mixup["seed"] + 2} | partners), target
     if what == STUDENT:
         return Candidate(each, "distillation", seed | train_options(classifier, splits, kind, "given"), costs), target
     return Candidate(each, what, seed | few_samples(options_for(what, kind), len(splits.train)), costs), target

@@ -2,7 +2,7 @@
 
 pareto   ten matrices of Pareto costs, as in the paper
 pmi      ten matrices like the paper's on pill bottles: four of the most confused pairs cost 10, all other mistakes 1
-block    two groups of classes; mistakes across cost 5, 10 or 20, both ways or one way, all others 1
+block    two groups of classes; mistakes across cost 2, 5, 10, 20 or 50, both ways or one way, all others 1
 pairs    the 20 most confused pairs, one at a time: that mistake costs, all others are free
 """
 
@@ -18,7 +18,7 @@ from csada.metrics import Counts
 
 KINDS = ("pareto", "pmi", "block", "pairs")
 MATRICES, CONFUSED, CRITICAL = 10, 20, 4
-RATIOS, DIRECTIONS = (5, 10, 20), ("both", "out", "in")  # out of the first group, into it
+RATIOS, DIRECTIONS = (2, 5, 10, 20, 50), ("both", "out", "in")  # out of the first group, into it
 
 Problems = dict[str, CostMatrix]
 

@@ -176,18 +176,19 @@ def judge_one(data: str, folder: Path, seed: int, source: Source) -> Tally:
 
     result = Tally(library.ids(seed), {}, {}, {budget: Counter() for budget in BUDGETS}, [])
     for kind, own in given.problems.items():
+        aimed = kind.startswith(AIMED)
         for name, costs in own.items():
             table = costs.values / mean_cost(costs)
-            deciders = given.rows(name if kind == AIMED else "")
+            deciders = given.rows(name if aimed else "")
             for budget in BUDGETS:
                 rows = decided(deciders, costs, budget)
                 test = result.sums.setdefault((kind, budget), Sums({}, {})).add(rows, truth, table)
-                if kind != AIMED:
+                if not aimed:
                     result.choices[budget].update(_right(test, _picked(given, costs, rows, budget)))
                     mixture = given.select(costs, budget)
                     result.choices[budget].update(f"member {name}" for name in mixture.selection.weights)
                     result.choices[budget]["views"] += len(mixture.views) > 1
-            if kind != AIMED:
+            if not aimed:
                 rows = decided(given.ingredients, costs, SHOWN)
                 result.ingredients.setdefault(kind, Sums({}, {})).add(rows, truth, table)
                 if seed == 0 and name in CURVES and table[truth, given.top("test")].any():
@@ -275,12 +276,15 @@ def judge(
 
 
 def _summarise(study: Study, name: str, own: list[Tally]) -> None:
-    present = [kind for kind in (*KINDS, AIMED) if any((kind, BUDGETS[0]) in each.sums for each in own)]
+    possible = (*KINDS, *(f"{AIMED} {kind}" for kind in KINDS))
+    present = [kind for kind in possible if any((kind, BUDGETS[0]) in each.sums for each in own)]
+    ids = np.unique(np.concatenate([each.ids for each in own]))
     for budget in BUDGETS:
-        shares = {kind: Shares.of([(j.ids, s) for j in own if (s := j.sums.get((kind, budget)))]) for kind in present}
-        known = {kind: each for kind, each in shares.items() if kind != AIMED and each.counted}
-        if known:
-            shares[EVERY] = Shares.mean(list(known.values()))
+        parts = {kind: [(j.ids, s) for j in own if (s := j.sums.get((kind, budget)))] for kind in present}
+        shares = {kind: Shares.of(each, ids) for kind, each in parts.items()}
+        for every, of in ((EVERY, KINDS), (AIMED, possible[len(KINDS) :])):
+            if counted := [s for kind, s in shares.items() if s.counted and kind in of]:
+                shares[every] = Shares.mean(counted)
         for kind, each in shares.items():
             study.lines.extend(each.lines(name, kind, budget))
             if each.counted and kind in (EVERY, AIMED):
@@ -289,7 +293,7 @@ def _summarise(study: Study, name: str, own: list[Tally]) -> None:
         members = {m: counts[f"member {m}"] for m in MEMBERS}
         cheapest, within, asked = (counts[key] for key in ("cheapest", "within", "problems"))
         study.choices.append(Choice(name, budget, cheapest, within, asked, members, counts["views"]))
-    tried = {kind: Shares.of([(j.ids, j.ingredients[kind]) for j in own]) for kind in present if kind != AIMED}
+    tried = {kind: Shares.of([(j.ids, j.ingredients[kind]) for j in own], ids) for kind in present if kind in KINDS}
     if known := {kind: each for kind, each in tried.items() if each.counted}:
         tried[EVERY] = Shares.mean(list(known.values()))
     for kind, each in tried.items():
@@ -310,10 +314,9 @@ class Shares:
         return bool(self.paid)
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[NDArray[np.uint64], Sums]]) -> Shares:
-        """A sample that is in the test part of several splits is one sample."""
-        ids = np.concatenate([ids for ids, _ in parts])
-        _, which = np.unique(ids, return_inverse=True)
+    def of(cls, parts: Sequence[tuple[NDArray[np.uint64], Sums]], every: NDArray[np.uint64]) -> Shares:
+        """A sample that is in the test part of several splits is one sample. every: all samples, ordered."""
+        which = np.searchsorted(every, np.concatenate([ids for ids, _ in parts]))
         rows = [row for row in parts[0][1].paid if all(row in sums.paid for _, sums in parts)]
         total = sum(float(sums.paid[ARGMAX].sum()) for _, sums in parts)
         asked = sum(len(ids) * sums.problems for ids, sums in parts)
@@ -321,7 +324,7 @@ class Shares:
         paid: dict[str, Floats] = {}
         for row in rows if total > 0 else []:
             own = np.concatenate([sums.paid[row] for _, sums in parts])
-            paid[row] = np.asarray(100 / total * np.bincount(which, own), np.float64)
+            paid[row] = np.asarray(100 / total * np.bincount(which, own, len(every)), np.float64)
         return cls(paid, points, sum(sums.problems for _, sums in parts))
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,37 @@ def setting(study: Study, name: str) -> str:
 
 def main_table(study: Study, name: str) -> Table:
     kinds = [kind for kind in (*KINDS, EVERY) if study.line(name, kind, BUDGETS[0], RULE)]
+    aims = study.line(name, AIMED, BUDGETS[0], AIMED) is not None
     rows: list[list[Cell]] = []
     for budget in BUDGETS:
         for kind in kinds:
             auto = study.line(name, kind, budget, AUTO)
             against = auto.against if auto else {}
             cells = [value(study.line(name, kind, budget, row)) for row in MAIN]
-            rows.append([f"{budget:g}", KIND_NAMES[kind], *cells, told(against.get(RULE)), told(against.get(GENERIC))])
-    columns = ("budget", "problems", *MAIN, f"{AUTO} − {RULE}", f"{AUTO} − {GENERIC}")
+            cells += [told(against.get(RULE)), told(against.get(GENERIC))]
+            if aims:
+                aimed = study.line(name, aimed_at(kind), budget, AIMED)
+                cells += [value(aimed), told(aimed.against.get(GENERIC)) if aimed else None]
+            rows.append([f"{budget:g}", KIND_NAMES[kind], *cells])
+    more = (AIMED, f"{AIMED} − {GENERIC}") if aims else ()
+    columns = ("budget", "problems", *MAIN, f"{AUTO} − {RULE}", f"{AUTO} − {GENERIC}", *more)
     counts = {kind: line.problems for kind in kinds if (line := study.line(name, kind, BUDGETS[0], RULE))}
     told_counts = ", ".join(f"{KIND_NAMES[kind]} {count}" for kind, count in counts.items() if kind != EVERY)
     sides = f" Groups: {SOURCES[name].sides}." if name in SOURCES and SOURCES[name].sides else ""
-    notes = (f"{setting(study, name)} Problems over all baselines: {told_counts}.{sides}", CELL, PAIRED, legend(MAIN))
+    about = f"{setting(study, name)} Problems over all baselines: {told_counts}.{sides}"
+    only = f"{aimed_counts(study, name)}: those for which networks were trained."
+    notes = (about, CELL, PAIRED, legend(MAIN)) + ((legend([AIMED]), f"The last two columns: {only}") if aims else ())
     return Table(f"study-{name}", f"Study on {title(name)}: rows by accuracy budget (points)", columns, rows, notes)
+
+
+def aimed_at(kind: str) -> str:
+    """The problems of this kind that networks were trained for."""
+    return AIMED if kind == EVERY else f"{AIMED} {kind}"
+
+
+def aimed_counts(study: Study, name: str) -> str:
+    lines = {kind: study.line(name, aimed_at(kind), BUDGETS[0], ARGMAX) for kind in KINDS}
+    return ", ".join(f"{KIND_NAMES[kind]} {line.problems}" for kind, line in lines.items() if line)
 
 
 def legend(rows: Sequence[str]) -> str:
@@ -110,19 +129,20 @@ def aimed_table(study: Study) -> Table:
     shown = (RULE, GENERIC, AUTO, *list(ROWS)[6:])
     rows: list[list[Cell]] = []
     for name in names(study):
-        for budget in (0.0, SHOWN):
-            lines = [study.line(name, AIMED, budget, row) for row in shown]
+        for budget, kind in product((0.0, SHOWN), (*KINDS, EVERY)):
+            lines = [study.line(name, aimed_at(kind), budget, row) for row in shown]
             if any(lines):
-                aimed = study.line(name, AIMED, budget, "aimed")
-                cells = [value(line) for line in lines]
-                rows.append([title(name), f"{budget:g}", *cells, told(aimed.against.get(GENERIC)) if aimed else None])
+                aimed = study.line(name, aimed_at(kind), budget, AIMED)
+                cells = [*map(value, lines), told(aimed.against.get(GENERIC)) if aimed else None]
+                rows.append([title(name), f"{budget:g}", KIND_NAMES[kind], *cells])
+    counts = [f"{title(name)}: {counted}" for name in names(study) if (counted := aimed_counts(study, name))]
     notes = (
-        "Only problems and baselines for which networks were trained: pareto:0, and where there are groups block:10:both.",
+        f"Only problems and baselines for which networks were trained. {'; '.join(counts)}.",
         CELL,
         PAIRED,
         legend(list(ROWS)[6:]),
     )
-    columns = ("data", "budget", *shown, f"aimed − {GENERIC}")
+    columns = ("data", "budget", "problems", *shown, f"{AIMED} − {GENERIC}")
     return Table("study-aimed", "Study: networks trained for the costs", columns, rows, notes)
 
 

@@ -20,7 +20,7 @@ from csada.metrics import confusion_counts
 from csada.paper.library import GIVEN, MEMBERS, OUT_OF_FOLD, STUDENT, Library, Source
 from csada.paper.problems import problems
 
-AIMED = "aimed"  # the problems that networks were trained for
+AIMED = "aimed"  # the problems that networks were trained for, "aimed KIND" those of a kind
 ARGMAX, RULE, VIEWS, GENERIC, AUTO, SINGLE = "argmax", "rule", "rule, all views", "generic", "auto", "auto --single"
 ROWS = {
     ARGMAX: "the given model, the most probable class",
@@ -98,14 +98,15 @@ class Given:
 
     @cached_property
     def problems(self) -> dict[str, dict[str, CostMatrix]]:
-        """Kind -> name -> costs; in AIMED those that networks were trained for."""
+        """Kind -> name -> costs; in "aimed KIND" those that networks were trained for."""
         truth, k = self.labels("validation"), self.scores["validation"][GIVEN]["identity"].shape[1]
         found = problems(confusion_counts(truth, self.top("validation"), k), self.source.group)
-        every = {name: costs for own in found.values() for name, costs in own.items()}
-        methods = {name: set(self.library.aimed(self.seed, name)) for name in every}
+        methods = {name: set(self.library.aimed(self.seed, name)) for own in found.values() for name in own}
         most = max(methods.values(), key=len)
-        aimed = {name: costs for name, costs in every.items() if methods[name] == most} if most else {}
-        return found | ({AIMED: aimed} if aimed else {})
+        for kind, own in list(found.items()) if most else ():
+            if aimed := {name: costs for name, costs in own.items() if methods[name] == most}:
+                found[f"{AIMED} {kind}"] = aimed
+        return found
 
     def average(self, names: Sequence[str], views: Sequence[str] | None = None) -> Mixture:
         """A fixed average, every network at its own temperature."""
@@ -132,7 +133,7 @@ class Given:
         """Under the rule as `choose` makes it on this part, the budget counted from the given model."""
 
         def made(costs: CostMatrix, budget: float) -> Row:
-            own: dict[str, Any] = {"reference": self.right[part], "calibration": calibration}
+            own: dict[str, Any] = {"reference": self.top(part), "calibration": calibration}
             decision = choose(scores(part), self.labels(part), costs, budget=budget / 100, **own)
             return Row(decision.automatic(costs), scores)
 

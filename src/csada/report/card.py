@@ -124,9 +124,21 @@ def on_features(evidence: Evidence) -> str:
     )
 
 
+def inference(passes: int) -> str:
+    """What a prediction takes."""
+    if passes == 1:
+        return "A prediction takes one forward pass."
+    return (
+        f"A prediction takes {passes} forward passes, one per network and view: {passes} times as long as one network."
+    )
+
+
 def networks(members: Sequence[tuple[str, float, float]], views: Sequence[str]) -> list[str]:
     rows = [f"| {i} | {escaped(name)} | {t:.4g} | {weight:.4g} |" for i, (name, t, weight) in enumerate(members, 1)]
-    averaged = f"Their probabilities are averaged, over these views of a sample: {', '.join(views)}."
+    averaged = (
+        f"Their probabilities are averaged, over these views of a sample: {', '.join(views)}. "
+        f"{inference(len(members) * len(views))}"
+    )
     return ["| member | network | temperature | weight |", "| ---: | --- | ---: | ---: |", *rows, "", averaged, ""]
 
 

@@ -16,7 +16,7 @@ import jinja2
 from csada.decisions.acceptance import JOINTLY, Looked
 from csada.evidence import Evidence
 from csada.metrics import Evaluation
-from csada.report.card import on_features, unproven, verdict
+from csada.report.card import inference, on_features, unproven, verdict
 from csada.report.sections import SECTIONS, critical, moment, number, percent, price, signed
 
 CRITICAL = "Critical errors"
@@ -75,10 +75,9 @@ def details(evidence: Evidence) -> str:
     how = f"with the method {evidence.method} for {epochs} epoch{'s' * (epochs > 1)} on {samples}"
     trained = f"{model} was trained further {how}."
     if evidence.method == "auto":
-        trained = (
-            "The saved model averages the probabilities of the given model and of what validation added to it: "
-            f"{evidence.architecture}. Training took {epochs} epochs on {samples}."
-        )
+        whole = "the average of the given model and networks that were trained from it"
+        whole = f"one network that learned from {whole}" if evidence.options.get("single") else whole
+        trained = f"The improved model is {whole}. Training took {epochs} epochs on {samples}."
     low, high = evidence.change("before + rule", "after + rule")
     rival = f"{number(100 * evidence.test['before + rule'].mean_cost)} per 100 predictions"
     if high < 0:
@@ -89,7 +88,7 @@ def details(evidence: Evidence) -> str:
         added = "these samples cannot tell it from the improved model with its rule"
     return (
         f"{trained} The decision rule alone, on the model as it was, costs {rival}: {added} (95\u00a0% interval of what "
-        f"training adds to the rule: {signed(low)} to {signed(high)})."
+        f"training adds to the rule: {signed(low)} to {signed(high)}). {inference(evidence.passes)}"
     )
 
 

@@ -4,7 +4,8 @@ What removes cost is a better posterior, and the cheapest one is the average wit
 chosen on validation, by the calibrated log-loss of the average. CIFAR-10, ResNet-34, two baselines, images and mirror images
 (`results/library-cifar10.npz`): baseline 0.251 and 0.242; with a restart 0.232 and 0.226; with a restart under mixup 0.230 and
 0.218; with both 0.220 and 0.212; with two mixups 0.227 and 0.217. A fourth, generic or aimed at costs, takes off another 0.001
-to 0.004.
+to 0.004. None is aimed at the costs: as members such networks
+showed no gain (`docs/study.md`).
 
 Networks without batch norm on small data start from fresh weights: with nothing left to learn, a restart stays where it is. The
 change of the same loss from the given network alone to it and two others; breast cancer and wine (mlp, 8 splits), digits (cnn,
@@ -40,16 +41,16 @@ from csada.costs import CostMatrix
 from csada.data.splits import Splits
 from csada.decisions import MinimumExpectedCost
 from csada.errors import Diverged, InputError
-from csada.evaluation import Scores, predict_logits
+from csada.evaluation import Scores
 from csada.folders import OWN
 from csada.methods.distillation import Distillation, Teacher
 from csada.models import MODELS, create
 from csada.models.modes import best_precision, borrowed_threads, device_of
-from csada.training import Epoch, fit, make_method, split_options
+from csada.training import Epoch, fit
 from csada.workflow.engine import Engine, Progress, Task, Tell, carry_out
 from csada.workflow.fit import checkpoint
 from csada.workflow.runs import environment
-from csada.workflow.settings import Options, default_model, kind_of, options_for, restart, threads_for
+from csada.workflow.settings import Options, default_model, kind_of, restart, threads_for
 from csada.workflow.train import few_samples, stages_for
 
 STUDENT = 2.0  # an epoch of distillation from three networks and two views, in epochs of cross-entropy
@@ -61,7 +62,7 @@ OnEpoch = Callable[[Epoch, int], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """How one network is trained. costs: what the method gets, which for CSADA is cost x confusion."""
+    """How one network is trained. costs: what the method gets."""
 
     name: str
     method: str  # of METHODS, or "distillation"
@@ -85,30 +86,18 @@ def candidates(
     """For data as `Classifier.adapt` gives them; none where `no_restarts`. epochs: of each, instead of what suits them."""
     if no_restarts(classifier) is not None:
         return ()
-    kind, start, options = _restart(classifier, splits, epochs)
-    confusion = confusion_of(predict_logits(classifier.network, splits, part="validation"))
+    start, options = _restart(classifier, splits, epochs)
     first = SEEDS * (seed + 1) + (0 if classifier.training is None else classifier.training.seed)
 
-    def another(name: str, method: str, number: int, **own: object) -> Candidate:
-        return Candidate(name, method, options | {"seed": first + number} | own, costs, start)
-
     plain = "restart" if start == "given" else "fresh"
-    aimed = {"partners": "cost", "confusion": tuple(map(tuple, confusion.tolist()))}
-    found = [
-        another(f"{plain} with mixup", "mixup", 2),
-        another(plain, "cross_entropy", 1),
-        another(f"second {plain} with mixup", "mixup", 3),
-        another(f"{plain} with aimed mixup", "mixup", 4, **aimed),
-    ]
-    weights = CostMatrix(costs.values * confusion, costs.classes)
-    if weights.values.any():
-        own = options_for("csada", kind, epochs=max((epochs or restart(kind)["epochs"]) // 3, 1))
-        own["batch_size"] = min(own["batch_size"], options["batch_size"])
-        attack = make_method("csada", weights, split_options(own)[1], costs_given=True)
-        # in forward passes a training step is three, an attack two for each of its steps
-        work = 1 + attack.tasks / own["batch_size"] * (2 * attack.steps + 4) / 3  # type: ignore[attr-defined]
-        found.append(Candidate("csada", "csada", own | {"seed": first + 5}, weights, work=work))
-    return tuple(found)
+    tried = (
+        (f"{plain} with mixup", "mixup", 2),
+        (plain, "cross_entropy", 1),
+        (f"second {plain} with mixup", "mixup", 3),
+    )
+    return tuple(
+        Candidate(name, method, options | {"seed": first + number}, costs, start) for name, method, number in tried
+    )
 
 
 def student(
@@ -117,28 +106,21 @@ def student(
     """One network that learns what several say together; it starts from the given one."""
     if (reason := no_restarts(classifier)) is not None:
         raise InputError(reason)
-    options = _restart(classifier, splits, epochs)[2] | {"seed": SEEDS * (seed + 1) + 6}
+    options = _restart(classifier, splits, epochs)[1] | {"seed": SEEDS * (seed + 1) + 6}
     return Candidate("student", "distillation", options, costs, work=STUDENT)
 
 
-def _restart(
-    classifier: Classifier, splits: Splits, epochs: int | None
-) -> tuple[str, Literal["given", "fresh"], Options]:
-    """The kind of network, where its candidates start, and how they are trained."""
+def _restart(classifier: Classifier, splits: Splits, epochs: int | None) -> tuple[Literal["given", "fresh"], Options]:
+    """Where candidates start, and how they are trained."""
     architecture = classifier.members[0].architecture
     kind = kind_of(architecture if architecture in MODELS else default_model(splits.shape), splits.shape)
     start: Literal["given", "fresh"] = "fresh" if kind == "plain" and architecture in MODELS else "given"
     options = train_options(classifier, splits, kind, start)
-    return kind, start, options if epochs is None else options | {"epochs": epochs}
+    return start, options if epochs is None else options | {"epochs": epochs}
 
 
 def no_restarts(classifier: Classifier) -> str | None:
     """Why no other network can be trained from this classifier; None where one can."""
-    if classifier.members[0].architecture is None:
-        return (
-            "a network without an architecture cannot be saved beside others, so no further ones are trained: give "
-            "architecture='package.module:factory' to Classifier.of"
-        )
     if not any(True for member in classifier.members for _ in member.model.parameters()):
         return "a table of scores has no network to train; only views and the decision rule are chosen"
     return None

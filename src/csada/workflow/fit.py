@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from csada.classifier import Classifier, Member
 from csada.costs import CostMatrix
@@ -131,7 +131,11 @@ def concluded(
     arrays |= {f"{part}_labels": scores["before", part].labels.numpy() for part in HELD_OUT} | arrays_of(costs)
     if limits is None:
         rules = {side: decision_for(s, validation["before"], costs, budget, refer) for side, s in validation.items()}
-        common: dict[str, Any] = {"budget": budget / 100, "reference": right_of(validation["before"]), "refer": refer}
+        common: dict[str, Any] = {
+            "budget": budget / 100,
+            "reference": validation["before"].logits.argmax(1),
+            "refer": refer,
+        }
         arrays |= {f"{side}_held_out": held_out(*s, costs, **common) for side, s in validation.items()}
     else:
         rules = limited(validation, costs, limits)
@@ -171,7 +175,8 @@ def as_chosen(
         arrays |= mistakes(splits.test, evidence.decided(row), costs)
         mistaken = splits.test.take(arrays["mistakes"][:, 0]).names
     chosen = classifiers[side_of(row)]
-    evidence = replace(evidence, chosen=row, arrays=arrays, architecture=chosen.architecture, mistaken=mistaken or ())
+    made: dict[str, Any] = {"architecture": chosen.architecture, "passes": chosen.passes, "mistaken": mistaken or ()}
+    evidence = replace(evidence, chosen=row, arrays=arrays, **made)
     return replace(chosen, costs=costs, decision=evidence.decision, evidence=evidence)
 
 
@@ -228,12 +233,7 @@ def decision_for(
 
     refer: the share of cases that may be left to a person, as for `choose`.
     """
-    return choose(*scores, costs, budget=budget / 100, reference=right_of(before), refer=refer)
-
-
-def right_of(scores: Scores) -> Tensor:
-    """[N]: 1 where the largest score is the label's."""
-    return (scores.logits.argmax(1) == scores.labels).double()
+    return choose(*scores, costs, budget=budget / 100, reference=before.logits.argmax(1), refer=refer)
 
 
 def trained(classifier: Classifier, model: nn.Module, splits: Splits | None = None) -> Classifier:

@@ -37,7 +37,7 @@ from csada.models.modes import borrowed_threads
 from csada.reading import build, parse_json, plain, read_json, read_text, write_json
 from csada.training import Epoch, fit, make_method, split_options
 from csada.workflow.engine import Engine, Progress, Task, Tell, at_once, carry_out
-from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, right_of, trained
+from csada.workflow.fit import as_plain, checked, checkpoint, improve, resolve, trained
 from csada.workflow.settings import threads_for
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Search:
         if lacking > 1e-12:
             fine = lacking * float(self.costs.values.max())
             return Judgement(by_argmax.mean_cost + fine, Point.of(by_argmax), None)
-        common: dict[str, Any] = {"budget": self.budget / 100, "reference": right_of(self.before), "refer": 0.0}
+        common: dict[str, Any] = {"budget": self.budget / 100, "reference": self.before.logits.argmax(1), "refer": 0.0}
         decided, half = held_out(*scores, self.costs, **common), half_expected(*scores, self.costs)
         ruled = Evaluation.of(scores.labels, decided, self.costs, example_costs=half)
         return Judgement(ruled.mean_cost, Point.of(by_argmax), Point.of(ruled))

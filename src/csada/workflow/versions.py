@@ -120,6 +120,7 @@ def as_given(classifier: Classifier, decision: Decision, labelled: tuple[Any, An
         rules={"before": decision},
         chosen="before + rule",
         architecture=classifier.architecture,
+        passes=classifier.passes,
         method="none",
         samples=samples,
         limits=limits,

@@ -32,6 +32,7 @@ import torch
 from csada import files
 from csada.errors import Diverged, InputError, RunError
 from csada.folders import locked
+from csada.processes import end_with_parent, own_sigterm
 from csada.reading import fields_from
 
 POLL = 0.5  # seconds between two looks at what others work on
@@ -306,13 +307,6 @@ def take_device(number: Any) -> None:
             torch.cuda.set_device(number.value % torch.cuda.device_count())
 
 
-def end_with_parent() -> None:
-    """Whoever started us may be killed; the next one resumes from the checkpoint."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
-
-
 @contextmanager
 def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[], int]]]:
     """A cluster that is running, or one on this machine that ends with us: how to call `do` there, how many fit at once."""
@@ -326,7 +320,8 @@ def ray_cluster(engine: Engine) -> Iterator[tuple[Callable[..., Any], Callable[[
     address = running() if engine.name == "ray" else reachable(engine.name)
     dashboard = False if address == "local" else None
     try:
-        ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
+        with own_sigterm():
+            ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray's own exceptions share no other base
         raise RunError(f"no Ray cluster at {address}: {' '.join(str(error).split())[:200]}") from None
 

@@ -52,7 +52,7 @@ def in_order(call: Callable[..., Result], work: Iterable[tuple[Any, ...]], worke
 @contextmanager
 def _nameless() -> Iterator[None]:
     """A new process imports the main module again, which may be a user's script that does all of its work there."""
-    main, kept = vars(sys.modules["__main__"]), {}
+    main, kept = vars(sys.modules["__main__"]), dict[str, Any]()
     for name in ("__spec__", "__file__"):
         if name in main:
             kept[name], main[name] = main[name], None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from csada.errors import RunError
-from csada.processes import in_order
+from csada.processes import in_order, own_sigterm
 
 PROGRAM = (sys.executable, "-W", "ignore", "-m", "csada")
 STARTS = b"spawn_main"  # in the command line of a process that shares the work
@@ -90,3 +90,15 @@ def test_processes_end_with_the_one_that_was_killed(tmp_path):
     process.kill()
     process.communicate()
     until(lambda: not members(process.pid))
+
+
+def test_a_library_that_takes_sigterm_for_itself_does_not_keep_it():
+    """Ray does, while it starts: the command ended with 15, or with Ray's own words."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), own_sigterm():
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)

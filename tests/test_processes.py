@@ -75,7 +75,7 @@ def test_an_error_of_the_work_is_raised_and_a_process_that_dies_is_named():
     with pytest.raises(ZeroDivisionError):
         list(in_order(divmod, [(1, 1), (1, 0)], 2))
     with pytest.raises(RunError, match="a process ended before its work was done"):
-        list(in_order(os._exit, [(1,)], 1))
+        list(in_order(os._exit, [(1,)], 2))
 
 
 def test_who_stops_asking_waits_for_nobody():

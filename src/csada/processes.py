@@ -24,10 +24,13 @@ Result = TypeVar("Result")
 
 
 def in_order(call: Callable[..., Result], work: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Result]:
-    """call(*each) for each piece of work, in processes with one thread each; the results in the order of the work.
+    """call(*each) for each piece of work, in processes with one thread each, or here; the results in the order of the work.
 
     Ctrl-C in a terminal reaches all processes, and SIGTERM may: the others leave both to this one, which ends them.
     """
+    if workers < 2:
+        yield from (call(*each) for each in work)
+        return
     others, waiting = set(multiprocessing.active_children()), deque[Future[Result]]()
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
     try:

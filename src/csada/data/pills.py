@@ -191,9 +191,6 @@ def _in_parallel(jobs: Sequence[Job], side: int, conditions: Conditions) -> Iter
 
     chunks = [jobs[start : start + CHUNK] for start in range(0, len(jobs), CHUNK)]
     workers = min(cpu_count(), len(chunks) // 4)  # a few are drawn here before a worker has started
-    if workers < 2:
-        yield from (draw_many(chunk, side, conditions) for chunk in chunks)
-        return
     yield from in_order(draw_many, ((chunk, side, conditions) for chunk in chunks), workers)
 
 

@@ -1,8 +1,9 @@
 """Long runs and large data: does memory grow, and what does each command take? Real processes, one after the other.
 
-python benchmarks/memory.py                    # about 15 minutes; interrupted, the same command goes on
+python benchmarks/memory.py                    # what results/memory.json lacks; all of it takes an hour
 python benchmarks/memory.py --again predict    # measure those anew whose names contain a word
-Writes results/memory.json.
+Adds to results/memory.json, each measurement with its date and a hash of the code. What others left in the folder of the
+work is needed by some: where it is gone, those are measured anew.
 
 growth: anonymous memory over the epochs of a training or the trials of a search, as a line through what was seen after the
 first quarter, in percent of the mean per hundred. peak: what the operating system says of the process when it has ended.
@@ -29,14 +30,18 @@ import numpy as np
 from PIL import Image
 
 from csada import __version__
-from csada.reading import parse_json, read_text, write_json
+from csada.reading import parse_json, plain, read_text, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from forked import state_of_code  # noqa: E402
+
 COMPLETE = "complete 2"  # in the folder of the data, once all of them are there
 ROWS, CLASSES = 1_000_000, 10  # of predictions and scores
 IMAGES, MANY = 20_000, 1000  # pictures of ten classes; classes of five pictures
 EPOCHS, TRIALS = 200, 500
 WARM = 0.25  # of a run, before growth counts
+WRITTEN = ("--out", "--log", "--track", "--save", "--recalibrate", "--scores", "--figure")  # options that name outputs
 FLAGS = ("--matrix", "--method", "--priors", "--rule", "--groups")  # that are in the name of a measurement
 NOT_MEASURED = {
     "data fetch": "needs a network; it writes 256 kB at a time and holds no more",
@@ -52,6 +57,12 @@ class Measurement:
     counted: str = ""  # a glob of the file that gets a line per step, where growth is measured
     steps: int = 0
     codes: tuple[int, ...] = (0,)
+
+    @property
+    def outputs(self) -> set[str]:
+        words = self.words.split()
+        saved = {words[3]} if words[:2] == ["data", "save"] else set()
+        return saved | {value.removeprefix("csv:") for option, value in pairwise(words) if option in WRITTEN}
 
 
 def growth() -> Iterator[Measurement]:
@@ -239,13 +250,30 @@ def grown(seen: list[tuple[int, int]], steps: int) -> dict[str, Any]:
 
 def cleared(work: Path, each: Measurement) -> None:
     """What an earlier measurement of it wrote: it would resume, or append."""
-    words = each.words.split()
-    if words[:2] == ["data", "save"]:
-        words.insert(-1, "--out")
-    for option, value in pairwise(words):
-        if option in ("--out", "--log", "--track", "--save", "--recalibrate"):
-            path = work / value.removeprefix("csv:")
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for name in each.outputs:
+        shutil.rmtree(path) if (path := work / name).is_dir() else path.unlink(missing_ok=True)
+
+
+def with_needed(wanted: list[Measurement], work: Path) -> list[Measurement]:
+    """In order, and before each those that write what it reads and what is not there."""
+    every, found = measurements(), dict[str, Measurement]()
+
+    def add(each: Measurement) -> None:
+        read = set(each.words.split()) - each.outputs
+        for earlier in every[: every.index(each)]:
+            if any(not (work / name).exists() for name in read & earlier.outputs) and earlier.name not in found:
+                add(earlier)
+        found[each.name] = each
+
+    for each in wanted:
+        add(each)
+    return list(found.values())
+
+
+def described() -> Any:
+    from csada.workflow.runs import environment  # it brings PyTorch, which no child may start with
+
+    return plain(environment())
 
 
 def main() -> None:
@@ -263,21 +291,22 @@ def main() -> None:
         )  # a child starts as its parent's copy
         written.start()
         written.join()
-    state = given.work / "measured.json"
-    known: dict[str, Any] = parse_json(read_text(state), str(state)) if state.exists() else {}
-    for each in measurements():
-        if each.name in known and not any(word in each.name for word in given.again):
-            continue
+    earlier: dict[str, Any] = parse_json(read_text(given.out), str(given.out)) if given.out.exists() else {}
+    known, code = earlier.get("measured", {}), state_of_code(Path(__file__))
+    wanted = [
+        each for each in measurements() if each.name not in known or any(word in each.name for word in given.again)
+    ]
+    with get_context("spawn").Pool(1) as pool:
+        environment = pool.apply(described)
+    for each in with_needed(wanted, given.work):
         cleared(given.work, each)
-        known[each.name] = measured(each, given.work)
+        date = time.strftime("%Y-%m-%d", time.gmtime())
+        known[each.name] = measured(each, given.work) | {"date": date, "code": code}
         print(f"{each.name}: {known[each.name]}", flush=True)
-        write_json(state, known)
-    from csada.workflow.runs import (
-        environment,
-    )  # it brings PyTorch, which no child may start with
-
-    about = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "csada": __version__, "environment": environment()}
-    write_json(given.out, about | {"optuna": version("optuna"), "measured": known, "not_measured": NOT_MEASURED})
+        about = {"date": date, "csada": __version__, "environment": environment, "optuna": version("optuna")}
+        names = [one.name for one in measurements()]
+        ordered = {name: known[name] for name in names if name in known}
+        write_json(given.out, about | {"measured": ordered, "not_measured": NOT_MEASURED})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import os
@@ -17,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 OUTPUTS = ("stdout", "stderr")
+RAY = "r"  # the folder beside that of a case, for what Ray keeps: the names of sockets have 107 letters at most
 
 
 def warm_up() -> None:
@@ -26,6 +28,7 @@ def warm_up() -> None:
     import csada
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    adopt()
     torch.set_num_threads(1)
     libraries = ("onnx", "onnxruntime", "optuna", "lightning_fabric", "torchmetrics", "pyarrow.parquet", "pandas")
     for module in (*libraries, "sklearn.datasets", "matplotlib.figure", "scipy.stats", "PIL.PngImagePlugin"):
@@ -35,6 +38,19 @@ def warm_up() -> None:
             import_module(found.name)
     gc.collect()
     gc.freeze()
+
+
+def adopt() -> None:
+    """Processes whose parents have ended become children of this one, which can end them."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def end_children() -> None:
+    """All that commands have left running: workers, and the processes of Ray, which begin sessions of their own."""
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        for child in map(int, children):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)  # its own children are ours now
 
 
 def state_of_code(*more: Path) -> str:
@@ -62,10 +78,12 @@ def start(
 def _child(words: list[str], folder: Path, before: Callable[[], None], outputs: Path) -> int:
     os.setsid()
     os.chdir(folder)
+    (ray := folder.with_name(RAY)).mkdir(exist_ok=True)
     os.environ |= {
         "XDG_CACHE_HOME": str(folder / "home"),
         "CSADA_CACHE": str(folder / "cache"),
         "TMPDIR": str(folder / "out"),
+        "RAY_TMPDIR": str(ray),
     }
     tempfile.tempdir = None
     for number, name in ((0, "/dev/null"), (1, outputs / OUTPUTS[0]), (2, outputs / OUTPUTS[1])):

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -69,6 +70,20 @@ def test_a_pipe_or_a_link_in_place_of_a_lock_is_refused(tmp_path, where):
         os.mkfifo(model / LOCK)
         code = "import sys; from pathlib import Path; from csada.folders import locked; locked(Path(sys.argv[1])).__enter__()"
         assert "/lock is a link, a pipe or something else" in limited(code, model).stderr
+
+
+@pytest.mark.parametrize("name", ["model.json", "arrays.safetensors"])
+@pytest.mark.parametrize("command", ["report {}", "predict {} new.csv", "evaluate {} table.csv", "export {}"])
+def test_an_endless_device_in_place_of_a_models_file_is_refused_in_one_line(
+    named, tmp_path, monkeypatch, name, command
+):
+    monkeypatch.chdir(named)
+    shutil.copytree("model", model := tmp_path / "model")
+    (model / name).unlink()
+    (model / name).symlink_to("/dev/zero")
+    done = inside(*command.format(model).split())
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert f"{model / name} cannot be read: not a regular file" in done.stderr
 
 
 # -- on the disk -------------------------------------------------------------------------------------------
@@ -367,19 +382,23 @@ def test_a_script_that_gets_into_a_page_does_not_run(named, tmp_path, monkeypatc
     assert inside("predict", "model", "new.csv", "--out", tmp_path / "x.csv", "--log", log).returncode == 0
     assert inside("monitor", "model", log, "--every", "400", "--no-change", "--out", monitored).returncode in (0, 1)
     (tmp_path / "diff.html").write_text(difference_page("a", "b", [("x", "y", 1)], [("cost", "1", "2")], []))
+    assert inside("report", "model", "--out", tmp_path / "report.html").returncode == 0
+    assert inside("review", "model", "table.csv", "--out", tmp_path / "review.html").returncode == 0
+    own = {"report": ".theme:visible", "review": "#map td"}  # what a page's own script shows
     strange = '<script>document.title = "ran"</script><img src="data:,x" onerror="document.title = \'ran\'"></body>'
     with chromium() as browser:
-        for name in ("monitor", "diff"):
+        for name in ("monitor", "diff", *own):
             page = (tmp_path / f"{name}.html").read_text().replace("</body>", strange)
             without = re.sub("<meta http-equiv=.Content-Security-Policy.[^>]*>", "", page)
-            titles = []
+            titles, works = [], []
             for text in (page, without):  # without its policy it would run
                 (tmp_path / "page.html").write_text(text)
                 tab = browser.new_page()
                 tab.goto((tmp_path / "page.html").as_uri())
                 tab.wait_for_load_state("load")
                 titles.append(tab.title())
-            assert titles[0] != "ran" == titles[1], name
+                works.append(name not in own or tab.locator(own[name]).count() > 0)
+            assert titles[0] != "ran" == titles[1] and all(works), name
 
 
 # -- size

@@ -237,7 +237,7 @@ def test_images_that_are_too_large_are_skipped_like_any_bad_one(tmp_path):
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert found["samples"]["train"] == {"cat": 5, "dog": 5} and len(found["skipped"]) == len(TOO_LARGE)
-    assert "train/dog/long.png: 100,000,000 x 1 pixels; at most 65,535 on a side" in found["skipped"][3]
+    assert "long.png: 100,000,000 x 1 pixels; the longer side counts; at most 65,535 are read" in found["skipped"][3]
     trained = program(
         "train", photos, "--skip-bad", "--model", "cnn", "--epochs", "1", "--out", tmp_path / "m", env=env
     )

@@ -178,7 +178,7 @@ def test_damaged_mnist_files_are_named(tmp_path, file, damage, message):
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [((20, 28, 28), "announces 20 x 28 x 28 values but holds more"), ((2000,) * 3, "announces .* reads at most")],
+    [((20, 28, 28), "announces 20 x 28 x 28 values but holds more"), ((2000,) * 3, "announces .* at most 268,4")],
 )
 def test_no_more_is_unpacked_of_mnist_than_its_header_announces(tmp_path, shape, message):
     write_mnist(tmp_path)
@@ -401,9 +401,9 @@ def test_only_plain_files_are_read_from_an_archive(tmp_path, kind, target):
 
 
 def test_an_archive_that_unpacks_to_more_than_any_cifar10_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("csada.data.cifar10.LARGEST", 50_000)
+    monkeypatch.setenv("CSADA_BOUNDS", "archive=50000")
     pack_cifar(tmp_path, write_cifar(tmp_path / "files", {"data_batch_1": bytes(100_000)}))
-    refused("unpacks to more than 50,000 bytes", "cifar10", data_dir=tmp_path)
+    refused("unpacks to more bytes than CIFAR-10; at most 50,000 are read", "cifar10", data_dir=tmp_path)
 
 
 def test_broken_cifar10_files_are_named(tmp_path):

@@ -428,7 +428,7 @@ def test_an_image_that_is_too_large_is_named_like_any_bad_one(model, images, tmp
     assert done.returncode == 1, done.stderr
     *bad, good = table(done.stdout)
     assert good["class"] and [bool(row["error"]) for row in bad] == [True] * len(TOO_LARGE)
-    assert bad[3]["error"].startswith("100,000,000 x 1 pixels; at most")
+    assert bad[3]["error"].startswith("100,000,000 x 1 pixels; the longer side counts; at most")
 
 
 def test_nothing_readable_is_an_error_of_input_and_writes_nothing(model, tmp_path):

@@ -12,9 +12,11 @@ from csada.errors import InputError
 VARIABLE = "CSADA_BOUNDS"
 BOUNDS = {
     "pixels": 178_956_970,  # of an image, decoded; beyond, Pillow warns, and from twice as many on it refuses
+    "side": 65_535,  # pixels of the longer side of an image: JPEG's own limit
     "image": 2**28,  # bytes of an image file
     "text": 2**26,  # bytes of a file of JSON, TOML or costs
     "table": 2**30,  # bytes of a CSV file that is read whole
+    "rows": 20_000_000,  # of a table that is read whole
     "line": 2**24,  # letters of one line of it
     "cells": 2**28,  # of a Parquet file: rows times columns
     "group": 2**29,  # bytes of a column in a row group of one, unpacked
@@ -25,6 +27,8 @@ BOUNDS = {
     "groups": 1_000,  # of samples, that `csada check` judges one by one
     "limits": 25_000,  # that are judged together; each in every group of `csada check` counts
     "answers": 5_000,  # comparisons of one expert
+    "archive": 2
+    ** 28,  # bytes of a file of MNIST, of a batch of CIFAR-10 or of its archive, unpacked; CIFAR-10 has 70 % of that
     "scores": 2**33,  # bytes of the arrays of an .npz file of scores
     "levels": 100,  # of lists and tables inside each other, in JSON and TOML
     "weights": 2**36,  # bytes of a file of weights, of arrays, of a checkpoint or of an exported model
@@ -48,7 +52,8 @@ def raised(text: str) -> dict[str, int]:
     return found
 
 
-def check(name: str, found: int, what: str) -> None:
-    """Refuses more than `most`; `what` says what was found."""
+def check(name: str, found: int, what: str, *, more: bool = False) -> None:
+    """Refuses more than `most`; `what` says what was found. more: nobody knows how much follows."""
     if found > (limit := most(name)):
-        raise InputError(f"{what}; at most {limit:,} are read (csada --bound {name}={found} allows more)")
+        enough = "NUMBER" if more else found
+        raise InputError(f"{what}; at most {limit:,} are read (csada --bound {name}={enough} allows more)")

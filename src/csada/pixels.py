@@ -20,7 +20,6 @@ from csada.bounds import check
 from csada.errors import InputError
 from csada.files import StrPath
 
-SIDE = 65_535  # the most pixels on a side: JPEG's limit
 ALONE = 1 << 24  # pixels; larger images are decoded one at a time
 LARGE = Lock()
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # those whose header tells the size that is decoded
@@ -45,13 +44,15 @@ TURNS = {  # what makes a picture upright, by the orientation that its camera no
 
 @contextmanager
 def _pillow() -> Iterator[None]:
-    """Whatever Pillow finds wrong is an InputError. Of a broken image it raises almost anything, so all is caught here."""
+    """Whatever Pillow finds wrong is an InputError."""
     try:
         yield
     except UnidentifiedImageError:  # its own words name an object in memory
         raise InputError("not an image that Pillow knows") from None
     except MemoryError:
         raise MemoryError("takes more memory to decode than there is") from None
+    # Of a broken image its decoders raise almost anything: SyntaxError, KeyError, struct.error, ZeroDivisionError, and errors
+    # of its own that share no other base. No list would be shorter than all of them, or complete in its next version.
     except Exception as error:
         if isinstance(error, InputError) or getattr(error, "errno", None):  # of the file, not of what is in it
             raise
@@ -64,8 +65,7 @@ def opened(source: StrPath | IO[bytes]) -> Image.Image:
         image = Image.open(source, formats=FORMATS)
     width, height = image.size
     try:
-        if max(width, height) > SIDE:
-            raise InputError(f"{width:,} x {height:,} pixels; at most {SIDE:,} on a side are read")
+        check("side", max(width, height), f"{width:,} x {height:,} pixels; the longer side counts")
         check("pixels", width * height, f"{width:,} x {height:,} pixels")
     except InputError:
         image.close()

@@ -50,9 +50,12 @@ def read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """The header, empty where the file is, and the rows with the number of their line, each as long as the header."""
     rows = read_rows(path)
     _, header = next(rows, (0, list[str]()))
+    longest = most("rows")
 
     def checked() -> Iterator[tuple[int, list[str]]]:
-        for line, row in rows:
+        for number, (line, row) in enumerate(rows, start=1):
+            if number > longest:
+                check("rows", number, f"{path} has more rows", more=True)
             if len(row) != len(header):
                 raise InputError(f"{path}, line {line} has {len(row)} values; the header has {len(header)} columns")
             yield line, row
@@ -94,7 +97,7 @@ def _lines(file: IO[str], path: Path) -> Iterator[str]:
     longest = most("line")
     while line := file.readline(longest + 1):
         if len(line) > longest:
-            raise InputError(f"{path} has a line of more than {longest:,} letters; is it a CSV file?")
+            check("line", len(line), f"{path} has a line of more letters and may be no CSV file", more=True)
         yield line
 
 

@@ -25,8 +25,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,7 +42,7 @@ import forked
 import good
 from commands import COMMANDS, NOTHING, Command
 
-SECONDS = 120  # that a command may take
+SECONDS = 600  # that a command may take: on a busy machine ten times what it needs
 ENDS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
 SIGNALS = (signal.SIGKILL,) * 3 + (signal.SIGTERM, signal.SIGINT)
 TIMES = {
@@ -82,6 +84,7 @@ class Tally:
     at_a_write: int = 0
     left_over: int = 0  # killed runs that left a temporary file, which the next one removed
     wrong: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)  # what else was tried, and how it ended
 
 
 def content(path: Path, is_log: bool = False) -> str:
@@ -132,8 +135,11 @@ def under(name: str, places: tuple[str, ...]) -> bool:
 
 
 def fresh(template: Path, folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
+    for place in (folder, ray := folder.with_name(forked.RAY)):
+        shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(template, folder)
+    ray.mkdir()
+    ray.chmod(0o777)
     (folder / "out").mkdir()
     return folder
 
@@ -202,6 +208,7 @@ def finished(command: Command, folder: Path, before: Callable[[], None] = lambda
     code = forked.ended(process, SECONDS)
     if code is None:
         os.waitpid(process, 0)
+    forked.end_children()
     return code
 
 
@@ -226,6 +233,7 @@ def death(command: Command, known: Undisturbed, template: Path, folder: Path, rn
                 code = forked.ended(process, SECONDS)
         if code is None:
             os.waitpid(process, 0)
+        forked.end_children()
         late = code == -signal.SIGTERM and not list(different(command, known, folder))  # while Python itself was ending
         if code != known.code and not late:
             break
@@ -358,8 +366,7 @@ def refused(
         code = forked.ended(process, SECONDS)
         if code is None:
             os.waitpid(process, 0)
-        with suppress(ProcessLookupError):  # workers of its own that wait for more work hold the place
-            os.killpg(process, signal.SIGKILL)
+        forked.end_children()  # workers of its own that wait for more work hold the place
     lines = forked.printed(outputs)[1].strip().splitlines()
     if code == known.code and not list(different(command, known, folder)):
         return None  # it found the place that it needs
@@ -384,6 +391,7 @@ def together(command: Command, known: Undisturbed, template: Path, folder: Path,
             (place / name).unlink(missing_ok=True)
     processes = [forked.start(command.words.split(), folder, outputs=place) for place in (outputs, second)]
     codes = [forked.ended(process, SECONDS) for process in processes]
+    forked.end_children()
     told = [forked.printed(place)[1].strip()[-200:] for place in (outputs, second)]
     wrong = []
     if known.code not in codes or any(code not in (known.code, 1, 2) for code in codes) or "Traceback" in "".join(told):
@@ -428,6 +436,42 @@ def write_template(root: Path) -> Path:
     return template
 
 
+def tried(name: str, kills: int, given: argparse.Namespace, template: Path, place: Path) -> Tally:
+    """All deaths of one command, in a folder of its own."""
+    command, tally, folder = COMMANDS[name], Tally(), place / "case"
+    (outputs := place / "printed").mkdir(parents=True)
+    rng, now = Random(f"{given.seed}:{name}"), time.monotonic()
+    try:
+        known = undisturbed(command, template, folder)
+    except AssertionError as error:
+        print(f"{name}: {error}", flush=True)
+        tally.wrong.append(f"undisturbed: {error}")
+        return tally
+    for _ in range(kills):
+        death(command, known, template, folder, rng, tally)
+        if given.keep and tally.wrong:
+            break
+    if given.others:
+        for what, borrowed in (("full disk", full_disk), ("read-only", read_only)):
+            found = refused(what, borrowed, command, known, template, folder, outputs)
+            tally.others[f"{what}: {'enough' if found is None else 'refused'}"] += 1
+            tally.wrong += found or ()
+        tally.wrong += together(command, known, template, folder, outputs)
+        tally.others["two at once"] += 1
+    print(
+        f"{name}: {tally.kills.total()} kills, {time.monotonic() - now:.1f} s ({known.seconds:.2f} s undisturbed, "
+        f"{known.writes} changes)",
+        *tally.wrong,
+        sep="\n    ",
+        flush=True,
+    )
+    if given.keep and tally.wrong:
+        print(f"{folder}, and undisturbed {folder.with_name('expected')}", flush=True)
+    else:
+        shutil.rmtree(place)
+    return tally
+
+
 def unlisted() -> list[str]:
     """Commands of the program that neither table names, and names that are no command."""
     import typer
@@ -442,7 +486,7 @@ def unlisted() -> list[str]:
     return sorted(set(names(typer.main.get_command(app))) ^ ({name.split("/")[0] for name in COMMANDS} | set(NOTHING)))
 
 
-def record(path: Path, seed: int, tallies: dict[str, Tally], tried: dict[str, int]) -> None:
+def record(path: Path, seed: int, tallies: dict[str, Tally], others: dict[str, int]) -> None:
     from csada import __version__
     from csada.reading import write_json
 
@@ -459,9 +503,13 @@ def record(path: Path, seed: int, tallies: dict[str, Tally], tried: dict[str, in
     here = Path(__file__).resolve().parents[1]
     code = forked.state_of_code(*here.glob("deaths/*.py"), *here.glob("fuzz/*.py"))
     about = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "code": code, "seed": seed, "csada": __version__}
-    about |= {"python": platform.python_version()} | sums | {"also_tried": tried, "write_nothing": NOTHING}
+    about |= {"python": platform.python_version()} | sums | {"also_tried": others, "write_nothing": NOTHING}
     about |= {"left_out": sorted(COMMANDS.keys() - tallies.keys())}
-    commands = {name: {"words": COMMANDS[name].words, **vars(tally)} for name, tally in tallies.items()}
+    plain = {
+        name: {key: dict(v) if isinstance(v, Counter) else v for key, v in vars(t).items()}
+        for name, t in tallies.items()
+    }
+    commands = {name: {"words": COMMANDS[name].words, **tally} for name, tally in plain.items()}
     write_json(path, about | {"commands": commands})
 
 
@@ -473,7 +521,8 @@ def main() -> int:
     parser.add_argument("--without", nargs="*", default=[], help="commands to leave out")
     parser.add_argument("--short", action="store_true", help="without the slow commands")
     parser.add_argument("--others", action="store_true", help="also full disks, read-only folders, two at once")
-    parser.add_argument("--keep", action="store_true", help="stop at the first failure and keep its folder")
+    parser.add_argument("--keep", action="store_true", help="stop a command at its first failure and keep its folder")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="commands side by side")
     parser.add_argument("--record", type=Path, help="a JSON file to write")
     given = parser.parse_args()
     forked.warm_up()
@@ -488,41 +537,23 @@ def main() -> int:
     root.chmod(0o755)
     os.environ |= {"CSADA_CACHE": str(root / "cache")}
     os.environ.pop("CSADA_DATA", None)
-    (outputs := root / "printed").mkdir()
-    template, folder, begin = write_template(root), root / "case", time.monotonic()
-    tallies = {name: Tally() for name in names}
-    tried: Counter[str] = Counter()
-    for place, name in enumerate(names):
-        command, tally = COMMANDS[name], tallies[name]
-        known = undisturbed(command, template, folder)
-        rng, now = Random(f"{given.seed}:{name}"), time.monotonic()
-        for _ in range(given.kills // len(names) + (place < given.kills % len(names))):
-            death(command, known, template, folder, rng, tally)
-            if given.keep and tally.wrong:
-                break
-        if given.others:
-            for what, borrowed in (("full disk", full_disk), ("read-only", read_only)):
-                found = refused(what, borrowed, command, known, template, folder, outputs)
-                tried[f"{what}: {'enough' if found is None else 'refused'}"] += 1
-                tally.wrong += found or ()
-            tally.wrong += together(command, known, template, folder, outputs)
-            tried["two at once"] += 1
-        print(
-            f"{name}: {tally.kills.total()} kills, {time.monotonic() - now:.1f} s ({known.seconds:.2f} s undisturbed, "
-            f"{known.writes} changes)",
-            *tally.wrong,
-            sep="\n    ",
-            flush=True,
-        )
-        if given.keep and tally.wrong:
-            print(f"{folder}, and undisturbed {folder.with_name('expected')}")
-            return 1
-    shutil.rmtree(root)
+    template, begin = write_template(root), time.monotonic()
+    shares = [given.kills // len(names) + (place < given.kills % len(names)) for place in range(len(names))]
+    # the slow ones first, so that none is alone in the end
+    order = sorted(range(len(names)), key=lambda place: not COMMANDS[names[place]].slow)
+    tallies = dict.fromkeys(names, Tally())
+    with ProcessPoolExecutor(given.jobs, get_context("fork"), forked.adopt) as jobs:
+        found = [jobs.submit(tried, names[place], shares[place], given, template, root / str(place)) for place in order]
+        for place, each in zip(order, found, strict=True):
+            tallies[names[place]] = each.result()
+    if not given.keep:
+        shutil.rmtree(root)
     kills = sum(tally.kills.total() for tally in tallies.values())
     wrong = sum(len(tally.wrong) for tally in tallies.values())
     print(f"{kills} kills of {len(names)} commands in {time.monotonic() - begin:.0f} s; {wrong} went wrong")
     if given.record:
-        record(given.record, given.seed, tallies, dict(tried))
+        others: Counter[str] = sum((tally.others for tally in tallies.values()), Counter())
+        record(given.record, given.seed, tallies, dict(others))
     return int(bool(wrong) or kills != given.kills)
 
 

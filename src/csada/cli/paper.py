@@ -33,6 +33,7 @@ def toy(
     from csada.paper.toy_figure import toy_figure
     from csada.report.style import save
 
+    probe(out)
     toys = []
     with cli.progress("training") as update:
         for seed in range(seeds):
@@ -67,6 +68,7 @@ def demo(
     from csada.paper.figures import demo_figure
     from csada.report.style import save
 
+    probe(out)
     cli.say("What the mistakes cost (every other one costs 1):")
     cli.say(
         *(f"  {truth} read as {predicted}: {cost:>2}  {why}" for (truth, predicted), (cost, why) in REASONS.items())
@@ -111,7 +113,7 @@ def tabular(
     from csada.paper import tabular as experiment
     from csada.reading import write_json
 
-    replaceable(out, "record", force=force)
+    probe(replaceable(out, "record", force=force).parent)
     with cli.progress("training") as update:
         record = experiment.run(seeds, update)
     for name in record["datasets"]:
@@ -185,7 +187,8 @@ def reproduce(
         cli.console.print(table)
         cli.say("Time: a rough guess for one H200 GPU (smoke: a CPU), without the baselines.")
         return
-    probe(results)
+    for folder in (results, runs):
+        probe(folder)
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     failed = 0
     for spec in sorted(specs, key=lambda s: s.count * s.seconds):
@@ -271,7 +274,8 @@ def study(
             table.add_row(name, source.model, f"{total - left} of {total}", _duration(seconds), judged)
         cli.console.print(table)
         return
-    probe(results)
+    for folder in (results, runs) if names else (results,):
+        probe(folder)
     deadline = math.inf if minutes is None else time.time() + 60 * minutes
     where = cli.chosen_engine(engine, workers, per_run)
     failed = []

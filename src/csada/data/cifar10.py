@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from csada.bounds import check, most
 from csada.data.augment import Augmentation, Normalization
 from csada.data.cache import Encoded, decode, stamp
 from csada.data.fetch import Progress, missing, places
@@ -32,8 +33,6 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), scale=255)
 AUGMENTATION = Augmentation(padding=4, flip=True)
 FOLDER, ARCHIVE, JPEG_ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10-jpeg.tar.xz"
-LARGEST = 1 << 28  # bytes of a batch or of an unpacked archive; CIFAR-10 has 70 % of that
-MEMBERS = 100_000  # files in an archive
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")  # until and since NumPy 2
 NAMES = (*RECONSTRUCT, "numpy ndarray", "numpy dtype", "_codecs encode")
 DAMAGED = (  # what reading a damaged archive or pickle raises
@@ -84,7 +83,7 @@ def _read_batches(path: Path) -> tuple[Labelled, Labelled]:
         if path.is_file() and name not in packed:
             raise InputError(f"{path} has no {name}; download it again")
         try:
-            return packed[name] if path.is_file() else read_bytes(path / name, LARGEST)
+            return packed[name] if path.is_file() else read_bytes(path / name, most("archive"))
         except OSError as error:
             raise InputError(f"{path / name} cannot be read: {error.strerror}; download CIFAR-10 again") from None
 
@@ -96,16 +95,15 @@ def _read_batches(path: Path) -> tuple[Labelled, Labelled]:
 
 
 class _Bounded:
-    """A file that ends with an error after LARGEST bytes."""
+    """A file that ends with an error after so many bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.left = file, LARGEST
+        self.file, self.found = file, 0
 
     def read(self, count: int) -> bytes:
         found = self.file.read(count)
-        self.left -= len(found)
-        if self.left < 0:
-            raise InputError(f"unpacks to more than {LARGEST:,} bytes, CIFAR-10 to less")
+        self.found += len(found)
+        check("archive", self.found, "unpacks to more bytes than CIFAR-10", more=True)
         return found
 
 
@@ -116,17 +114,16 @@ def _unpacked(archive: Path) -> Iterator[tuple[str, bytes]]:
             magic = packed.read(2)
         unpack: Any = {b"\x1f\x8b": gzip.open, b"\xfd7": lzma.open}.get(magic, open)
         with unpack(archive, "rb") as file, tarfile.open(fileobj=_Bounded(file), mode="r|") as tar:  # type: ignore[call-overload]
-            for count, member in enumerate(tar):
-                if count == MEMBERS:
-                    raise InputError(f"holds more than {MEMBERS:,} files, CIFAR-10 less")
+            for count, member in enumerate(tar, start=1):
+                check("members", count, "holds more files than CIFAR-10", more=True)
                 if member.isdir():
                     continue
                 content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
                 if content is None:
-                    raise InputError(f"holds {member.name[:80]!r}, which is no plain file")
+                    raise InputError(f"holds {member.name[:80]!r}, which is no plain file; download it again")
                 yield member.name, content.read()
     except InputError as error:
-        raise InputError(f"{archive} {error}; download it again") from None
+        raise InputError(f"{archive} {error}") from None
     except DAMAGED as error:
         raise InputError(f"{archive} is damaged ({str(error)[:200]}); download it again") from None
 

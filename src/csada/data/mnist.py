@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from csada.bounds import check
 from csada.data.augment import Augmentation, Normalization
 from csada.data.fetch import missing, places
 from csada.data.splits import Part, Splits, hold_out, scaled
@@ -19,7 +20,6 @@ from csada.files import StrPath, regular
 
 NORMALIZATION = Normalization(mean=(0.1307,), std=(0.3081,), scale=255)
 AUGMENTATION = Augmentation(padding=2)
-LARGEST = 1 << 28  # bytes of a file; those of MNIST have 47 million at most
 FOLDERS = ("", "mnist", "MNIST/raw")
 FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
@@ -47,10 +47,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
                 )
             shape = np.frombuffer(start, ">u4", offset=4).tolist()
             expected, count = " x ".join(map(str, shape)), math.prod(shape)
-            if count > LARGEST:
-                raise InputError(
-                    f"{path} announces {expected} values; csada reads at most {LARGEST:,}: download it again"
-                )
+            check("archive", count, f"{path} announces {expected} values; MNIST has 47 million")
             values = file.read(count)
             more = file.read(1)
     except (EOFError, OSError, zlib.error) as error:

@@ -29,6 +29,7 @@ from csada.data.splits import PARTS, Part, Splits, check_scale
 from csada.data.store import entry, room
 from csada.errors import InputError, RunError
 from csada.files import StrPath
+from csada.processes import in_order
 
 RENDERER = 1  # part of every cache key: raise it when a picture changes
 
@@ -186,15 +187,11 @@ def _written(path: Path, jobs: Sequence[Job], side: int, conditions: Conditions)
 
 def _in_parallel(jobs: Sequence[Job], side: int, conditions: Conditions) -> Iterator[Bytes]:
     """Chunks of pictures in order. Processes, because small arrays leave the interpreter's lock no rest."""
-    from joblib import Parallel, cpu_count, delayed
+    from joblib import cpu_count  # a container's own
 
     chunks = [jobs[start : start + CHUNK] for start in range(0, len(jobs), CHUNK)]
     workers = min(cpu_count(), len(chunks) // 4)  # a few are drawn here before a worker has started
-    if workers < 2:
-        yield from (draw_many(chunk, side, conditions) for chunk in chunks)
-        return
-    pool = Parallel(n_jobs=workers, return_as="generator", pre_dispatch="4*n_jobs")
-    yield from pool(delayed(draw_many)(chunk, side, conditions) for chunk in chunks)
+    yield from in_order(draw_many, ((chunk, side, conditions) for chunk in chunks), workers)
 
 
 # -- pills -----------------------------------------------------------------------------------------

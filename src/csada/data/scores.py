@@ -160,6 +160,7 @@ def read(path: StrPath) -> ScoreTable:
     for chunk in chunks:
         _check(path, chunk, columns, numbers, known)
         ids += chunk.ids
+        check("rows", len(ids), f"{path} has more rows", more=True)
         _, labels, *given = chunk.texts
         parts = [np.array([PARTS.index(part) for part in texts]) for texts in given]
         found.append((np.array([numbers[label] for label in labels]), chunk.values, *parts))

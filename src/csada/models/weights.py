@@ -23,7 +23,9 @@ from csada.reading import read_bytes
 
 HUB = "hub:"  # hub:timm/resnet34.a1_in1k is a repository on the Hugging Face hub
 WEIGHTS = "model.safetensors"
-DAMAGED = (  # what reading tensors raises
+# What reading tensors raises. torch.load has no error of its own: what is wrong in a file shows as whatever the unpickler, the
+# zip reader or a tensor's constructor stumbles over.
+DAMAGED = (
     *(OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, MemoryError),
     *(ImportError, AssertionError, SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile),
 )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from joblib import Parallel, delayed, parallel_config
 from numpy.typing import NDArray
 
 from csada.costs import CostMatrix
@@ -24,6 +23,7 @@ from csada.errors import InputError
 from csada.paper.library import MEMBERS, Source, read_library
 from csada.paper.problems import KINDS
 from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, RULE, Decider, Given
+from csada.processes import in_order
 from csada.reading import read_json, sha256
 
 BUDGETS = (0.0, 0.25, 0.5, 1.0)  # points of accuracy
@@ -262,12 +262,11 @@ def judge(
     if library is None or not library.seeds:
         raise InputError(f"no complete baseline of {name} in {folder}; `csada study {name}` trains them")
     judged: list[Tally] = []
-    work = [delayed(judge_one)(name, folder, seed, source) for seed in library.seeds]
-    with parallel_config("loky", inner_max_num_threads=1):
-        for done in Parallel(min(jobs, len(work)), return_as="generator")(work):
-            judged.append(done)
-            if on_progress is not None:
-                on_progress(len(judged), len(work))
+    work = [(name, folder, seed, source) for seed in library.seeds]
+    for done in in_order(judge_one, work, min(jobs, len(work))):
+        judged.append(done)
+        if on_progress is not None:
+            on_progress(len(judged), len(work))
     study = study.without(name)
     study.libraries[name] = sha256(folder / f"library-{name}.npz")
     study.samples[name], study.baselines[name] = library.about.samples, len(library.seeds)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed, parallel_config
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.ensemble import RandomForestClassifier
@@ -41,6 +40,7 @@ from csada.methods import METHODS
 from csada.metrics import Evaluation
 from csada.models.modes import borrowed_threads
 from csada.models.plain import mlp
+from csada.processes import in_order
 from csada.reading import plain
 from csada.sklearn import CSADAClassifier, MetaCostClassifier, MinimumExpectedCostClassifier, standardization
 from csada.training import fit
@@ -113,11 +113,10 @@ def run(seeds: int = 10, on_progress: Progress | None = None, *, jobs: int = 2) 
     """The record. Both data sets with each seed are one piece of work; on_progress(done, total) counts those."""
     work = list(itertools.product(DATA, range(seeds)))
     runs: list[dict[str, Any]] = []
-    with parallel_config("loky", inner_max_num_threads=1):  # tiny matrices: more threads would only wait
-        for done, part in enumerate(Parallel(jobs, return_as="generator")(delayed(one)(*w) for w in work), start=1):
-            runs += part
-            if on_progress is not None:
-                on_progress(done, len(work))
+    for done, part in enumerate(in_order(one, work, jobs), start=1):
+        runs += part
+        if on_progress is not None:
+            on_progress(done, len(work))
     described = {}
     for name in DATA:
         splits, costs = load(name, 0)

@@ -60,6 +60,14 @@ class About:
         CostMatrix(self.costs, self.classes, self.referral_cost)  # refuses what does not fit together
 
 
+def raised() -> tuple[type[Exception], ...]:
+    """By onnxruntime: errors of its own, which share no base but Exception, and what becomes of those of C++ and NumPy."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = [each for each in vars(state).values() if isinstance(each, type) and issubclass(each, Exception)]
+    return RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, *own
+
+
 def sealed(content: bytes) -> bytes:
     """The file with the hash of all the rest in its description."""
     blank = SEAL.sub(f'"sha256": "{UNSEALED}"'.encode(), content)
@@ -87,7 +95,7 @@ def open_onnx(path: Path, gpu: bool | None) -> tuple[About, Decide]:
         # to open a file computes nothing: constants that a few kB describe may take hours, and PyTorch folded those of ours
         session = onnxruntime.InferenceSession(content, quiet, providers, disabled_optimizers=["ConstantFolding"])
         text = session.get_modelmeta().custom_metadata_map.get(METADATA)
-    except Exception as error:  # onnxruntime's exceptions share no other base
+    except raised() as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path} is no ONNX file that onnxruntime can open: {reason}") from None
     if text is None:
@@ -109,7 +117,7 @@ def _decided(session: Any, path: str, classes: int, given: Sequence[Array]) -> S
     limit.start()
     try:
         found = session.run(list(OUTPUTS), dict(zip(INPUTS, given, strict=False)), options)
-    except Exception as error:  # onnxruntime's exceptions share no other base
+    except raised() as error:
         raise InputError(f"{path} cannot decide these samples: {' '.join(str(error).split())[:200]}") from None
     finally:
         limit.cancel()

@@ -33,6 +33,7 @@ import torch
 from csada import files
 from csada.errors import Diverged, InputError, RunError
 from csada.folders import locked
+from csada.processes import end_with_parent, own_sigterm
 from csada.reading import fields_from
 
 POLL = 0.5  # seconds between two looks at what others work on
@@ -335,13 +336,6 @@ def take_device(number: Any) -> None:
             torch.cuda.set_device(number.value % torch.cuda.device_count())
 
 
-def end_with_parent() -> None:
-    """Whoever started us may be killed; the next one resumes from the checkpoint."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
-
-
 @contextmanager
 def ray_cluster(
     engine: Engine, unfit: Mapping[str, str] = MappingProxyType({})
@@ -359,7 +353,8 @@ def ray_cluster(
         raise InputError(f"--engine {engine.name} needs Ray: pip install 'csada[ray]', or leave it out") from None
     dashboard = False if address == "local" else None
     try:
-        ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
+        with own_sigterm():
+            ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray's own exceptions share no other base
         raise RunError(f"no Ray cluster at {address}: {' '.join(str(error).split())[:200]}") from None
 

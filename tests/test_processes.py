@@ -59,6 +59,18 @@ def test_an_interrupt_that_reaches_all_processes_is_one_line(tmp_path, words, nu
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith("tab") or path.suffix in (".tmp", ".npy")]
 
 
+@pytest.mark.parametrize("later", [0, 0.6, 1.2])
+def test_an_interrupt_while_the_engines_processes_start_is_one_line(tmp_path, later):
+    words = f"reproduce toy --scale smoke --workers 2 --runs {tmp_path}/runs --results {tmp_path}"
+    process = started(*PROGRAM, *words.split())
+    until(lambda: sum(STARTS in each for each in members(process.pid)) == 2)
+    time.sleep(later)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.count("\n")) == (130, 1) and errors.startswith("csada: interrupted")
+    until(lambda: not members(process.pid), 10)
+
+
 def test_results_come_in_order_and_a_script_needs_no_guard(tmp_path):
     (tmp_path / "script.py").write_text(
         "from csada.processes import in_order\n"

@@ -315,13 +315,18 @@ def processes(workers: int) -> Iterator[Callable[..., Future[Any]]]:
         finally:
             free.put(pool)
 
+    def submit(*given: Any) -> Future[Any]:
+        with files.uninterrupted():  # Ctrl-C reaches all processes: those that start now leave it to this one
+            return threads.submit(inside, *given)
+
     others = set(multiprocessing.active_children())  # of whoever called us
     with ThreadPoolExecutor(workers) as threads:
         try:
-            yield partial(threads.submit, inside)
+            yield submit
         except BaseException:  # Ctrl-C as well
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()  # what they work on resumes from its checkpoint
+            with files.uninterrupted():
+                for process in set(multiprocessing.active_children()) - others:
+                    process.kill()  # what they work on resumes from its checkpoint
             raise
         finally:
             for _ in range(workers):

@@ -3,7 +3,7 @@
 Both times hold the training of the baseline, which all runs wait for.
 
 python benchmarks/engine.py            # several minutes; writes results/engine.json, where the machine is idle
-python benchmarks/engine.py --seconds 2 --anyway --out /tmp/engine.json
+python benchmarks/engine.py --seconds 2 --anyway --out out/engine.json
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def test_a_cluster_that_wants_a_token_is_used(head, tmp_path, monkeypatch, asked
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
     process = start(sweep(tmp_path, epochs=1), tmp_path, *words, address=address)
     out, err = process.communicate(timeout=300)
-    assert "3 done now, 0 before, 0 left, 0 failed" in out and err == ""
+    assert "3 done now, 0 before, 0 left, 0 failed" in out and err == "", err
 
 
 def test_a_wrong_token_is_one_line(head, tmp_path, monkeypatch, capfd):

@@ -46,7 +46,7 @@ def network(name, device):
 
 def training(method, model, part, batch, device, streamed):
     """Each call is the next epoch and returns its loss."""
-    settings = Settings(lr=0.01, batch_size=batch, precision="bf16" if device.type == "cuda" else "32")
+    settings = Settings(lr=0.0, batch_size=batch, precision="bf16" if device.type == "cuda" else "32")
     loop = Loop(network(model, device), csada.METHODS[method](COSTS, **METHODS[method]), settings, device)
     training_mode(loop.model, freeze_norm=method != "cross_entropy")
     source = batches(part, batch, device)

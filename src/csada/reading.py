@@ -119,7 +119,7 @@ def build(kind: Any, value: Any, where: str) -> Any:
 
     Errors start with `where`, which ends in the key.
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = _parts(kind)
     if kind is Any or kind is object:
         return value
     if origin in (typing.Union, types.UnionType):
@@ -188,7 +188,7 @@ def refuse(value: Any, kind: Any, where: str) -> Any:
 
 def describe(kind: Any) -> str:
     """A type in words."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = _parts(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(each) for each in arguments))
     if origin is typing.Literal:
@@ -241,6 +241,12 @@ def _sequence(kind: Any, origin: Any, arguments: Sequence[Any], value: Any, wher
     kinds = arguments if fixed else [arguments[0]] * len(value)
     built = [build(each, one, f"{where}[{i}]") for i, (each, one) in enumerate(zip(kinds, value, strict=True))]
     return built if origin is list else tuple(built)
+
+
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Origin and arguments of a type; of an alias, as NDArray is one since NumPy 2.5, those of what it stands for."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    return _parts(origin.__value__[arguments]) if hasattr(origin, "__value__") else (origin, arguments)
 
 
 def _array(kind: Any, arguments: Sequence[Any], value: Any, where: str) -> Any:

@@ -224,9 +224,15 @@ def divided(graph):
     needed = torch.cuda.max_memory_allocated() - before
     freed()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.6 * needed) / total)
-    with pytest.raises(torch.OutOfMemoryError):
-        csada.fit(model, (x, y), "csada", COSTS, **options)
+    for share in (0.6, 0.5, 0.4, 0.3):  # cuDNN takes less where there is less
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + share * needed) / total)
+        try:
+            csada.fit(model, (x, y), "csada", COSTS, **options)
+        except torch.OutOfMemoryError:
+            break
+        freed()
+    else:
+        raise AssertionError(f"{needed} bytes were needed, and {share} of them are enough")
     freed()
     said = []
     logging.getLogger("csada").addFilter(lambda record: said.append(record.getMessage()) or True)
@@ -243,7 +249,7 @@ def freed():
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_a_batch_that_does_not_fit_is_divided_for_the_same_update(graph):
-    """In 60 % of the memory that the whole takes, captured or not; without max_batch the run ends.
+    """In a part of the memory that the whole takes, captured or not; without max_batch the run ends.
 
     A process of its own: what earlier tests left reserved would be room beyond the limit.
     """

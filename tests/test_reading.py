@@ -9,14 +9,16 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from strategies import mlp
+from typing_extensions import TypeAliasType
 
 import csada
 from csada.decisions import Decision
@@ -234,6 +236,20 @@ def test_an_option_of_fit_that_cannot_be_is_one_line(name):
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"seed is 1\.5; a whole number is needed"):
         csada.fit(mlp(), (torch.zeros(8, 5), torch.arange(8) % 4), "cross_entropy", seed=1.5)
+
+
+@pytest.mark.parametrize("values", [[[1, 2], [3, 4]], [[1, 2], [3.5, 4]]])
+def test_a_table_of_numbers_is_read_whatever_numpy_calls_it(values):
+    """NDArray is an alias of its own kind since NumPy 2.5, which the oldest Python here does not have."""
+    number = TypeVar("number", bound=np.generic)
+    alias = TypeAliasType("alias", np.ndarray[tuple[Any, ...], np.dtype[number]], type_params=(number,))
+    for kind in (NDArray[np.int64], alias[np.int64]):
+        if values[1][0] == 3:
+            found = build(kind, values, "counts")
+            assert found.tolist() == values and found.dtype == np.int64
+        else:
+            with pytest.raises(InputError, match="a table of numbers is needed"):
+                build(kind, values, "counts")
 
 
 def test_on_the_command_line_too(tmp_path):

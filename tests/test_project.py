@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from test_cli import csada, inside, refused
@@ -16,7 +17,8 @@ from csada import Classifier, CostMatrix, InputError
 from csada.classifier import deployed
 from csada.cli import app
 from csada.cli.project import known_settings
-from csada.workflow.project import choose, read
+from csada.data.splits import Part, Splits
+from csada.workflow.project import Start, choose, read, suited
 
 COMMANDS = known_settings(get_command(app))
 
@@ -30,6 +32,23 @@ def test_top_keys_go_to_all_that_have_them_and_a_table_comes_first(tmp_path):
     text = 'data = "digits"\ncosts = "uniform"\n[train]\nepochs = 3\n[fit]\ndata = "mnist"\n'
     assert given(tmp_path, text) == {"data": "digits", "epochs": 3}
     assert given(tmp_path, text, "fit") == {"data": "mnist", "costs": "uniform"}
+
+
+@pytest.mark.parametrize(
+    "model, side, gpu, expected",
+    [
+        ("resnet9", 224, True, Start("resnet9", 60, "pmi-fast")),  # as photographs need it, not as small images do
+        ("resnet34", 72, False, Start("resnet34", 150, "pmi-fast")),
+        ("resnet9", 32, True, Start("resnet9", 60, "fast")),
+        ("cnn", 72, True, Start("cnn", None)),
+        (None, 32, False, Start("cnn", 60)),
+    ],
+)
+def test_a_resnet_of_another_size_is_trained_as_the_one_that_suits(model, side, gpu, expected):
+    part = Part(torch.zeros(8, 3, side, side, dtype=torch.uint8), torch.arange(8) % 2)
+    splits = Splits(part, part, part, ("a", "b"))
+    assert suited(splits, model, None, None, gpu=gpu) == expected
+    assert suited(splits, model, "small", 3, gpu=gpu) == Start(expected.model, 3, "small")
 
 
 def test_paths_are_relative_to_the_file_and_names_stay_names(tmp_path, monkeypatch):

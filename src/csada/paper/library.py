@@ -37,13 +37,14 @@ from csada.files import whole
 from csada.folders import OWN, locked
 from csada.metrics import confusion_counts
 from csada.models.members import Member, as_network
-from csada.models.modes import best_precision, borrowed_threads, device_of
+from csada.models.modes import best_device, best_precision, borrowed_threads, device_of
 from csada.paper import problems
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, confusion_of, train_candidate, train_options
 from csada.workflow.engine import Engine, Progress, Task, Tell, alone, carry_out
 from csada.workflow.folds import out_of_fold
+from csada.workflow.project import suited
 from csada.workflow.runs import environment
 from csada.workflow.settings import kind_of, options_for, threads_for
 from csada.workflow.train import few_samples, train
@@ -83,7 +84,6 @@ class Source:
     aimed: tuple[int, ...] = (0, 1)  # baselines of which networks are aimed at these
     data: str | None = None  # if not the name
     samples: int | None = None  # training samples, where not all are used
-    recipe: str | None = None
     epochs: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -123,8 +123,6 @@ SOURCES = {
         sides="heart drugs and the others",
         targets=TARGETS,
         aimed=(0,),
-        recipe="pmi-fast",  # with the default one two thirds of the training loss were left after 60 epochs
-        epochs=80,
     ),
 }
 
@@ -355,7 +353,8 @@ def _start(name: str, source: Source, seed: int, kept: Path) -> Classifier:
 
 
 def _trained(splits: Splits, source: Source, seed: int, kept: Path, **more: Any) -> Classifier:
-    return train(splits, source.model, source.recipe, seed=seed, epochs=source.epochs, checkpoints=kept, **more)
+    own = suited(splits, source.model, None, source.epochs, gpu=best_device().type == "cuda")
+    return train(splits, own.model, own.recipe, seed=seed, epochs=own.epochs, checkpoints=kept, **more)
 
 
 def _made(name: str, source: Source, seed: int, each: str, kept: Path, tell: Tell) -> Library:

@@ -264,12 +264,13 @@ def suited_size(data: str, data_dir: Path | None = None, *, gpu: bool) -> int | 
 
 
 def suited(splits: Splits, model: str | None, recipe: str | None, epochs: int | None, *, gpu: bool) -> Start:
-    """What is given, and what suits the data where nothing is."""
+    """What is given, and what suits the data where nothing is: another ResNet is trained as the one that suits."""
     side = min(splits.shape[1:]) if len(splits.shape) == 3 else None
     own = choose(len(splits.train), side, False, gpu=gpu).train
-    if recipe is None and model in (None, own.model):
-        return own._replace(epochs=epochs or own.epochs)
-    return Start(model or own.model, epochs, recipe)
+    model = model or own.model
+    if recipe is None and (model == own.model or all(m.startswith("resnet") for m in (model, own.model))):
+        return own._replace(model=model, epochs=epochs or own.epochs)
+    return Start(model, epochs, recipe)
 
 
 def template(data: str, costs: str, counts: Mapping[str, Mapping[str, int]], choice: Choice, **shared: Any) -> str:

@@ -16,7 +16,7 @@ from csada.paper.library import MEMBERS, SOURCES
 from csada.paper.problems import KINDS, costs
 from csada.paper.record import read_record
 from csada.paper.study import ALLOWED, BUDGETS, CURVES, EVERY, SHOWN, Difference, Line, Study
-from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, ROWS, RULE, SINGLE, VIEWS
+from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, MEMBER, ROWS, RULE, SINGLE, VIEWS
 from csada.paper.tables import Cell, Table, Value, write
 from csada.report.style import BLUE, DARK, GREEN, GREY, METHOD_COLOURS, RED, STYLE, save
 
@@ -132,9 +132,9 @@ def aimed_table(study: Study) -> Table:
         for budget, kind in product((0.0, SHOWN), (*KINDS, EVERY)):
             lines = [study.line(name, aimed_at(kind), budget, row) for row in shown]
             if any(lines):
-                aimed = study.line(name, aimed_at(kind), budget, AIMED)
-                cells = [*map(value, lines), told(aimed.against.get(GENERIC)) if aimed else None]
-                rows.append([title(name), f"{budget:g}", KIND_NAMES[kind], *cells])
+                members = (study.line(name, aimed_at(kind), budget, row) for row in (AIMED, MEMBER))
+                against = (told(line.against.get(GENERIC)) if line else None for line in members)
+                rows.append([title(name), f"{budget:g}", KIND_NAMES[kind], *map(value, lines), *against])
     counts = [f"{title(name)}: {counted}" for name in names(study) if (counted := aimed_counts(study, name))]
     notes = (
         f"Only problems and baselines for which networks were trained. {'; '.join(counts)}.",
@@ -142,7 +142,7 @@ def aimed_table(study: Study) -> Table:
         PAIRED,
         legend(list(ROWS)[6:]),
     )
-    columns = ("data", "budget", "problems", *shown, f"{AIMED} − {GENERIC}")
+    columns = ("data", "budget", "problems", *shown, *(f"{row} − {GENERIC}" for row in (AIMED, MEMBER)))
     return Table("study-aimed", "Study: networks trained for the costs", columns, rows, notes)
 
 

@@ -21,6 +21,7 @@ from csada.paper.library import GIVEN, MEMBERS, OUT_OF_FOLD, STUDENT, Library, S
 from csada.paper.problems import problems
 
 AIMED = "aimed"  # the problems that networks were trained for, "aimed KIND" those of a kind
+MEMBER = "csada as member"
 ARGMAX, RULE, VIEWS, GENERIC, AUTO, SINGLE = "argmax", "rule", "rule, all views", "generic", "auto", "auto --single"
 ROWS = {
     ARGMAX: "the given model, the most probable class",
@@ -30,6 +31,7 @@ ROWS = {
     AUTO: "up to three members and the views chosen on validation, under the rule",
     SINGLE: "one network distilled from given + restart + mixup, one view, under the rule",
     "aimed": "given + restart + a mixup aimed at these costs, all views, under the rule",
+    MEMBER: "given + mixup + the given model after CSADA on these costs, all views, under the rule",
     "csada": "the given model after CSADA on these costs, the most probable class",
     "csada + rule": "the same under the rule",
     "adjusted_penalty": "after Adjusted Penalty, the most probable class",
@@ -160,6 +162,8 @@ class Given:
             if method == "mixup":
                 found["aimed"] = self.fixed([GIVEN, MEMBERS[1], network])
                 continue
+            if method == "csada":
+                found[MEMBER] = self.fixed([GIVEN, MEMBERS[2], network])
             found[method] = self.by_argmax(network)
             found[f"{method} + rule"] = self.fixed([network], ["identity"])
         return found

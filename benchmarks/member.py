@@ -36,6 +36,7 @@ RECORD = Path(__file__).parents[1] / "results" / "member.json"
 SPLITS = {"breast_cancer": 20, "wine": 30, "digits": 6}
 PROBLEMS = 4  # of a kind
 BUDGETS = (0.0, 0.5)
+ROWS = ("rule", "generic", "csada", "csada, uniform costs", "csada alone")
 
 
 def split(name: str, seed: int) -> dict[str, Any]:
@@ -65,13 +66,8 @@ def split(name: str, seed: int) -> dict[str, Any]:
     for kind, every in problems(confusion_counts(truth, top, k), source.group).items():
         for costs in list(every.values())[:PROBLEMS]:
             aimed = csada(costs)
-            rows = {
-                "rule": own,
-                "generic": (own + mixup + fresh) / 3,
-                "csada": (own + mixup + aimed) / 3,
-                "csada, uniform costs": (own + mixup + unaimed) / 3,
-                "csada alone": aimed,
-            }
+            averages = own, *((own + mixup + third) / 3 for third in (fresh, aimed, unaimed)), aimed
+            rows = dict(zip(ROWS, averages, strict=True))
             for budget in BUDGETS:
                 common: dict[str, Any] = {"budget": budget / 100, "reference": top, "refer": 0.0}
                 decided = {r: held_out(np.log(np.maximum(p, 1e-300)), truth, costs, **common) for r, p in rows.items()}
@@ -83,23 +79,28 @@ def split(name: str, seed: int) -> dict[str, Any]:
     return found
 
 
+def removed(own: list[dict[str, Any]], row: str, budget: str) -> float:
+    """Cost removed in percent, mean over kinds. own: by split."""
+    sums = [[sum(s[budget][kind][r][0] for s in own) for r in (row, "argmax")] for kind in own[0][budget]]
+    return float(np.mean([100 * (1 - paid / base) for paid, base in sums if base]))
+
+
+def more_than_generic(own: list[dict[str, Any]], row: str, budget: str) -> tuple[float, float, float]:
+    """And its 95 % interval over splits."""
+    generator = np.random.default_rng(0)
+    draws = [[own[i] for i in generator.choice(len(own), len(own))] for _ in range(1000)]
+    more, *others = (removed(some, row, budget) - removed(some, "generic", budget) for some in (own, *draws))
+    low, high = np.quantile(others, [0.025, 0.975])
+    return more, float(low), float(high)
+
+
 def told(name: str, own: list[dict[str, Any]]) -> None:
-    """Cost removed in percent, mean over kinds, and what it is more than generic, 95 % over splits."""
-    kinds = own[0]["0.0"]
     for budget in map(str, BUDGETS):
-
-        def removed(row: str, of: list[dict[str, Any]], budget: str = budget) -> float:
-            sums = [[sum(s[budget][kind][r][0] for s in of) for r in (row, "argmax")] for kind in kinds]
-            return float(np.mean([100 * (1 - paid / base) for paid, base in sums if base]))
-
-        generator = np.random.default_rng(0)
-        draws = [generator.choice(len(own), len(own)) for _ in range(1000 if len(own) > 2 else 0)]
-        for row in ("rule", "generic", "csada", "csada, uniform costs", "csada alone"):
-            more = [removed(row, some) - removed("generic", some) for some in ([own[i] for i in d] for d in draws)]
-            low, high = np.quantile(more, [0.025, 0.975]) if more else (np.nan, np.nan)
-            _, right, asked = np.sum([s[budget][kind][row] for s in own for kind in kinds], axis=0)
-            line = f"{removed(row, own):6.1f} %, {100 * right / asked:+.2f} points   [{low:.1f}, {high:.1f}]"
-            print(f"{name}, budget {budget}: {row:22} {line}", flush=True)
+        for row in ROWS:
+            _, right, asked = np.sum([s[budget][kind][row] for s in own for kind in s[budget]], axis=0)
+            more = "{:+.1f} [{:.1f}, {:.1f}]".format(*more_than_generic(own, row, budget))
+            line = f"{removed(own, row, budget):6.1f} %, {100 * right / asked:+.2f} points"
+            print(f"{name}, budget {budget}: {row:22} {line}; against generic {more}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The files of runs at a URL: what is exchanged, what is refused, and a sweep on nodes that share no folder."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +15,17 @@ from uuid import uuid4
 import fsspec
 import pytest
 from test_cli import inside
-from test_engine import QUIET, SMALL, gone, of_ray, on_ray, wait_for
-from test_sweep import finished, numbers, run_here, starts, sweep
+from test_engine import QUIET, SMALL, gone, of_ray, threads, wait_for
+from test_sweep import finished, numbers, run_here, start, starts, sweep
 
 from csada.bounds import VARIABLE
 from csada.errors import InputError, RunError
+from csada.workflow import engine
 from csada.workflow import store as module
+from csada.workflow.compare import FILE
 from csada.workflow.engine import Engine, Task, carry_out
 from csada.workflow.store import Store
+from csada.workflow.tune import SEARCH, TRIALS
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -137,7 +141,9 @@ def test_what_belongs_to_a_machine_is_not_exchanged(pair, tmp_path):
 def test_what_says_that_a_run_is_done_comes_last_and_the_first_one_stays(pair, monkeypatch):
     here, other, there, _ = pair
     order, put = [], module._put
-    monkeypatch.setattr(module, "_put", lambda files, local, target: (order.append(local.name), put(files, local, target)))
+    monkeypatch.setattr(
+        module, "_put", lambda files, local, target: (order.append(local.name), put(files, local, target))
+    )
     names = {"run__result.json": "", "run__model__model.json": "", "run__z": "", "run__model__weights": ""}
     write(here.root, **{name: "here" for name in names})
     write(other.root, **{name: "other" for name in names})
@@ -150,7 +156,7 @@ def test_what_says_that_a_run_is_done_comes_last_and_the_first_one_stays(pair, m
 
 
 def test_a_file_that_grows_meanwhile_waits_for_the_next_time_and_a_failure_leaves_nothing_half(pair, monkeypatch):
-    here, other, there, put = pair
+    here, _, there, put = pair
     put("run/history", "one line")
     files = type(fsspec.url_to_fs(here.url)[0])
     get = files.get_file
@@ -169,7 +175,9 @@ def test_a_file_that_grows_meanwhile_waits_for_the_next_time_and_a_failure_leave
         assert content(here.root) == {}
     with monkeypatch.context() as patch:
         patch.setattr(files, "get_file", full)
-        with pytest.raises(RunError, match="cannot exchange files: No space left on device; correct that, and the same"):
+        with pytest.raises(
+            RunError, match="cannot exchange files: No space left on device; correct that, and the same"
+        ):
             here.pull()
         assert content(here.root) == {}
     here.pull()
@@ -226,7 +234,10 @@ def test_a_store_that_is_silent_or_refuses_is_one_line_without_its_password(tmp_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--store", "file:///nowhere"), "--store is for the nodes of a Ray cluster: add --engine ray, or leave it out"),
+        (
+            ("--store", "file:///nowhere"),
+            "--store is for the nodes of a Ray cluster: add --engine ray, or leave it out",
+        ),
         (("--engine", "ray", "--store", "bucket/sweep"), "--store bucket/sweep is no URL; write s3://BUCKET/FOLDER"),
         (("--engine", "ray", "--store", "s4://bucket"), "s4://bucket cannot be read: Protocol not known: s4"),
         (("--engine", "ray", "--store", "gs://bucket/x"), "gs://bucket/x cannot be read: Please install gcsfs"),
@@ -238,3 +249,135 @@ def test_bad_input_is_one_line(tmp_path, words, message, monkeypatch):
     places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
     run = inside("reproduce", sweep(tmp_path), "--scale", "smoke", *places, *words)
     assert run.returncode and len(run.stderr.splitlines()) == 1 and message in run.stderr, run.stderr
+
+
+# -- nodes that share no folder --------------------------------------------------------------------
+
+
+class Apart:
+    """Nodes with one core each, which see an empty folder of their own where the driver has `folder`."""
+
+    def __init__(self, head, rays, folder):
+        self.head, self.rays, self.folder, self.nodes = head, rays, folder, []
+
+    def add(self):
+        words = "start", f"--address={self.head.address}", "--block", "--num-cpus=1", "--object-store-memory=80000000"
+        inside_it = "mount -t tmpfs none $0 && exec $@"
+        node = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", inside_it]
+        more = [self.folder, Path(sys.executable).parent / "ray", *words]
+        own = subprocess.Popen([*node, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.nodes.append(own)
+        for line in own.stdout:
+            print(line, end="")
+            if "runtime started" in line:
+                return
+        pytest.fail("a node did not start")
+
+    def kill(self):
+        """As a power cut would: nothing in it ends well."""
+        node = self.nodes.pop()
+        node.kill()
+        node.communicate()
+
+    def at_work(self):
+        """Processes that do a run."""
+        found = set()
+        for number in of_ray(self.rays):
+            with suppress(OSError):
+                if Path(f"/proc/{number}/cmdline").read_bytes().startswith(b"ray::do"):
+                    found.add(number)
+        return found
+
+
+@pytest.fixture(scope="module")
+def apart():
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    with suppress(OSError):
+        allowed = subprocess.run(["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /mnt"], capture_output=True)
+        allowed = allowed.returncode == 0
+    if not allowed:
+        pytest.skip("a node with a folder of its own needs root, and unshare")
+    here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        TemporaryDirectory(ignore_cleanup_errors=True) as rays,
+        TemporaryDirectory() as folder,
+    ):
+        for name, value in (QUIET | {"PYTHONPATH": here, "RAY_TMPDIR": rays}).items():  # of the nodes
+            patch.setenv(name, value)
+        head = Cluster(initialize_head=True, head_node_args=SMALL | {"num_cpus": 0, "include_dashboard": False})
+        made = Apart(head, rays, folder)
+        try:
+            made.add()
+            made.add()
+            patch.setenv("RAY_ADDRESS", head.address)
+            yield made
+        finally:
+            while made.nodes:
+                made.kill()
+            head.shutdown()
+        assert not gone(partial(of_ray, rays))
+
+
+def through(url, spec, folder):
+    return start(spec, folder, "--engine", "ray", "--store", url.as_uri(), address=os.environ["RAY_ADDRESS"])
+
+
+def test_a_node_and_the_driver_die_and_another_driver_ends_the_sweep_with_the_same_records(apart, tmp_path):
+    spec, url, whole = sweep(tmp_path, epochs=45, matrices=2), tmp_path / "url" / "runs", tmp_path / "whole"
+    broken = Path(apart.folder) / "broken"
+
+    def done():
+        return {path.parent.name for path in url.glob("*/*/result.json")}
+
+    def under_way():
+        return {path.parent.name for path in url.glob("sweep/*/history.jsonl")} - done()
+
+    process = through(url, spec, broken)
+    wait_for(lambda: len(under_way()) == 2, process)  # one on each node
+    first = done()
+    apart.kill()
+    wait_for(lambda: done() > first and under_way(), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not gone(apart.at_work)  # workers outlive it for a moment, and may end a run or begin one
+    second, started = done(), starts(url.parent)
+    assert first and len(second) < 5
+    shutil.rmtree(broken)  # the other driver has nothing
+
+    apart.add()
+    assert "0 left, 0 failed" in finished(through(url, spec, broken))
+    run_here(spec, whole)
+    assert numbers(broken) == numbers(whole)
+    assert starts(broken) == {name: started.get(name, 0) + (name not in second) for name in done()}
+    assert not list(url.rglob("epoch")) and not list(url.rglob("checkpoint*"))
+
+
+def test_a_url_that_leads_nodes_elsewhere_is_named(apart, monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 2)
+    folder = Path(apart.folder)
+    url, done = f"file://{folder}/url", []
+    tasks = [Task("a", threads, done.append, folder / "runs" / "a", 1)]
+    failed = carry_out([tasks], Engine("ray", store=Store(url, folder / "runs")))
+    assert not done and f"finds nothing at {url}; give a URL that leads all nodes to the same files" in str(failed["a"])
+
+
+def test_the_other_commands_decide_through_a_store_what_they_decide_here(apart, tmp_path):
+    folder, data = Path(apart.folder), ("digits", "--scale", "0.3", "--costs", "pareto:0")
+    assert inside("train", *data[:3], "--model", "mlp", "--epochs", "3", "--out", tmp_path / "m").returncode == 0
+    for words, results, kept in (
+        (("compare", *data, "--methods", "penalty", "--seeds", "1", "--epochs", "1"), (FILE,), {FILE}),
+        (("tune", tmp_path / "m", *data, "--trials", "2", "--epochs", "1"), (TRIALS, SEARCH), {TRIALS, SEARCH}),
+        (("fit", tmp_path / "m", *data, "--members", "2", "--epochs", "1"), ("model.safetensors",), set()),
+    ):
+        found, url = [], tmp_path / "url" / words[0]
+        for out, more in ((tmp_path / words[0], ()), (folder / words[0], ("--engine", "ray", "--store", url.as_uri()))):
+            run = inside(*words, "--out", out, *more, *(("--workers", "2") if words[0] != "fit" or more else ()))
+            assert run.returncode == 0, run.stderr
+            found.append([(out / name).read_bytes() for name in results if name != FILE])
+        assert found[0] == found[1]
+        there = {path.relative_to(url).as_posix() for path in url.rglob("*") if path.is_file()}
+        assert {name for name in there if not name.startswith(".csada/")} == kept
+        assert len(there - kept) <= (words[0] == "tune")  # the checkpoint of the trial that leads

@@ -53,7 +53,9 @@ def bound_cache(gigabytes: float | None) -> float | None:
 def no_address(folder: Path) -> Path:
     """s3://bucket would be a folder named s3: here."""
     if folder.parts[:1] and folder.parts[0].endswith(":"):
-        raise InputError(f"{folder} is an address; give a folder, with several nodes one that all of them share")
+        raise InputError(
+            f"{folder} is an address; give a folder, with several nodes one that all of them share, or add --store"
+        )
     return folder
 
 

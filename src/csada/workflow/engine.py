@@ -246,7 +246,7 @@ def do(
         elif on_ray and not (
             file.parent.is_dir() and file.name in os.listdir(file.parent)
         ):  # NFS keeps a no, but lists anew
-            raise RunError(f"{node} does not see {file.parent}; give a folder that all nodes share")
+            raise RunError(f"{node} does not see {file.parent}; give a folder that all nodes share, or --store")
         call = pickle.loads(pickled)  # noqa: S301 - we wrote it
     except (InputError, RunError) as error:
         if not on_ray:

@@ -77,7 +77,7 @@ class Store:
             def fetch(name: str) -> None:
                 size, target = found[name][0], self.root / name
                 check("weights", size, f"{self}: {printable(name)} has {size:,} bytes")
-                if target.parent.resolve() != target.parent:
+                if target.parent.resolve() != (self.root.resolve() / name).parent:
                     raise RunError(f"{target.parent} is a link, or behind one; remove it")
                 with suppress(FileNotFoundError), whole(target) as partial:
                     there.get_file(f"{base}/{name}", str(partial))

@@ -323,12 +323,10 @@ def chosen_engine(
 
     if per_run and name == "local":
         raise InputError("--per-run is what a run asks a Ray cluster for: add --engine ray, or leave it out")
-    if store and name == "local":
-        raise InputError("--store is for the nodes of a Ray cluster: add --engine ray, or leave it out")
-    kept = Store(store, root.resolve(), names) if store else None
-    engine = None if name == "local" and workers in (None, 1) else Engine(name, workers, Resources.read(per_run), kept)
-    with kept.mirrored() if kept else nullcontext():
-        yield engine
+    kept = None if store is None else Store(store, root.resolve(), names)
+    engine = Engine(name, workers, Resources.read(per_run), kept)
+    with nullcontext() if kept is None else kept.mirrored():
+        yield None if name == "local" and workers in (None, 1) else engine
 
 
 def chosen_device(name: str) -> torch.device:

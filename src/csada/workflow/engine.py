@@ -104,6 +104,8 @@ class Engine:
     def __post_init__(self) -> None:
         if self.name not in ("local", "ray") and not self.name.startswith("ray://"):
             raise InputError(f"unknown engine {self.name!r}; known: local, ray, ray://HOST")
+        if self.store is not None and self.name == "local":
+            raise InputError("--store is for the nodes of a Ray cluster: add --engine ray, or leave it out")
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Store:
         with self._exchange() as (there, base, known):
             here, wanted = self._here(), self._wanted(files)
             new = {name for name in here if wanted(name) and here[name] != known.get(name, [])[:2]}
-            if done := {name for name in new if _last(name) == DONE}:
+            if done := {name for name in new if name.endswith(f"/{DONE}")}:
                 found = self._listed(there, base)
                 others = tuple(n.removesuffix(DONE) for n in done if n in found and [found[n]] != known.get(n, [])[2:])
                 new = {name for name in new if not name.startswith(others)}  # the first one to be done stays
@@ -214,15 +214,12 @@ def _put(there: Any, local: Path, target: str) -> None:
 
 def _each(work: Callable[[str], None], names: Iterable[str], there: Any) -> None:
     """Several at a time where a library can; what says that others are complete comes after them."""
-    every = list(names)
+    rounds: dict[str, list[str]] = {"": [], CONFIG: [], DONE: []}
+    for name in names:
+        rounds.get(name.rpartition("/")[2], rounds[""]).append(name)
     with ThreadPoolExecutor(AT_ONCE if there.async_impl else 1) as pool:
-        for last in ("", CONFIG, DONE):
-            list(pool.map(work, [name for name in every if _last(name) == last]))
-
-
-def _last(name: str) -> str:
-    file = name.rpartition("/")[2]
-    return file if file in (CONFIG, DONE) else ""
+        for each in rounds.values():
+            list(pool.map(work, each))
 
 
 def _scratch(name: str) -> str:

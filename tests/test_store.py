@@ -326,7 +326,7 @@ def through(url, spec, folder):
 
 
 def test_a_node_and_the_driver_die_and_another_driver_ends_the_sweep_with_the_same_records(apart, tmp_path):
-    spec, url, whole = sweep(tmp_path, epochs=100, matrices=2), tmp_path / "url" / "runs", tmp_path / "whole"
+    spec, url, whole = sweep(tmp_path, epochs=60, matrices=2), tmp_path / "url" / "runs", tmp_path / "whole"
     broken = Path(apart.folder) / "broken"
 
     def done():

@@ -24,6 +24,7 @@ BOUNDS = {
     "classes": 5_000,
     "shards": 100_000,  # tar files of one data set
     "members": 2_000_000,  # files in one of them
+    "stored": 200_000,  # files of runs at a URL
     "groups": 1_000,  # of samples, that `csada check` judges one by one
     "limits": 25_000,  # that are judged together; each in every group of `csada check` counts
     "answers": 5_000,  # comparisons of one expert

@@ -64,7 +64,7 @@ def is_shards(place: str) -> bool:
 def expanded(place: str) -> list[str]:
     """The shards, sorted by name."""
     if is_remote(place):
-        files, path = _remote(place)
+        files, path = remote(place)
         folder = not (glob.has_magic(path) or path.lower().endswith(SUFFIX))
         patterns = [f"{path}/{part}*{SUFFIX}" for part in ("", *(f"{part}/" for part in PARTS))] if folder else [path]
         with _told(place):
@@ -99,7 +99,7 @@ def stamp(place: str) -> list[Any]:
     """What changes when the shard changes."""
     with _told(place):
         if is_remote(place):
-            files, path = _remote(place)
+            files, path = remote(place)
             about = files.info(path)
             return [about.get("size"), *(str(about.get(key)) for key in ("ETag", "mtime", "LastModified", "created"))]
         stat = regular(place).stat()
@@ -157,7 +157,7 @@ def reader(ahead: int = 1 << 23) -> Callable[[str, Member], bytes]:
             for shard, start, block in held:
                 if shard == place and start <= member.offset and end <= start + len(block):
                     return block[member.offset - start : end - start]
-            files, path = _remote(place)
+            files, path = remote(place)
             held.append((place, member.offset, files.cat_file(path, member.offset, max(end, member.offset + ahead))))
             return bytes(held[-1][2][: member.size])
 
@@ -167,7 +167,7 @@ def reader(ahead: int = 1 << 23) -> Callable[[str, Member], bytes]:
 @contextmanager
 def _opened(place: str) -> Iterator[IO[bytes]]:
     if is_remote(place):
-        files, path = _remote(place)
+        files, path = remote(place)
         with files.open(path, "rb") as file:
             yield file
     else:
@@ -183,7 +183,7 @@ def _told(place: str) -> Iterator[None]:
         raise InputError(f"{place} cannot be read: {error.strerror or error}") from None
 
 
-def _remote(place: str) -> tuple[Any, str]:
+def remote(place: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:

@@ -53,7 +53,9 @@ def bound_cache(gigabytes: float | None) -> float | None:
 def no_address(folder: Path) -> Path:
     """s3://bucket would be a folder named s3: here."""
     if folder.parts[:1] and folder.parts[0].endswith(":"):
-        raise InputError(f"{folder} is an address; give a folder, with several nodes one that all of them share")
+        raise InputError(
+            f"{folder} is an address; give a folder, with several nodes one that all of them share, or add --store"
+        )
     return folder
 
 
@@ -87,6 +89,8 @@ EngineName = Annotated[str, Option("--engine", metavar="local|ray|ray://HOST", h
 WORKERS = "Runs at once, at most; by default one, with Ray all that fit. Several processes share the GPUs."
 Workers = Annotated[int | None, Option(min=1, help=WORKERS)]
 PerRun = Annotated[str, Option(metavar="cpus=1,gpus=0.5", help="What a run asks a Ray cluster for; memory_gb, too.")]
+STORE = "Where nodes of a Ray cluster exchange the files of runs, if they share no folder."
+StoreUrl = Annotated[str | None, Option("--store", metavar="s3://BUCKET/FOLDER", help=STORE)]
 
 
 class Terminated(KeyboardInterrupt):
@@ -309,13 +313,20 @@ def given(**options: Any) -> dict[str, Any]:
     return found
 
 
-def chosen_engine(name: str, workers: int | None, per_run: str) -> Engine | None:
-    """None: one run after the other, in this process."""
+@contextmanager
+def chosen_engine(
+    name: str, workers: int | None, per_run: str, store: str | None, root: Path, *names: str
+) -> Iterator[Engine | None]:
+    """None: one run after the other, in this process. names: what of the folder `root` the runs and their driver need."""
     from csada.workflow.engine import Engine, Resources
+    from csada.workflow.store import Store
 
     if per_run and name == "local":
         raise InputError("--per-run is what a run asks a Ray cluster for: add --engine ray, or leave it out")
-    return None if name == "local" and workers in (None, 1) else Engine(name, workers, Resources.read(per_run))
+    kept = None if store is None else Store(store, root.resolve(), names)
+    engine = Engine(name, workers, Resources.read(per_run), kept)
+    with nullcontext() if kept is None else kept.mirrored():
+        yield None if name == "local" and workers in (None, 1) else engine
 
 
 def chosen_device(name: str) -> torch.device:

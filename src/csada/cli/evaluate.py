@@ -109,6 +109,7 @@ def compare(
     engine: cli.EngineName = "local",
     workers: cli.Workers = None,
     per_run: cli.PerRun = "",
+    store: cli.StoreUrl = None,
     out: cli.OutDir = Path("out"),
     as_json: cli.AsJson = False,
 ) -> None:
@@ -139,34 +140,38 @@ def compare(
         raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
     read = cli.given(label=reading.label, ignore=reading.ignore)
     counts(data, reading.data_dir, cli.note, **read)  # says what is odd about the data
-    with locked(out) as mine, cli.progress("training") as update:
+    with locked(out) as mine:
         if not mine:
             raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
-        found = workflow.compare(
-            data,
-            costs,
-            methods or workflow.SHOWN,
-            seeds=seeds,
-            model=model,
-            epochs=epochs,
-            lr=lr,
-            recipe=recipe,
-            baseline_epochs=baseline_epochs,
-            pretrained=pretrained,
-            scale=reading.scale,
-            budget=budget,
-            data_dir=reading.data_dir,
-            out=out,
-            trust=trust,
-            engine=cli.chosen_engine(engine, workers, per_run),
-            on_progress=update,
-            on_start=announce,
-            on_estimate=lambda s: cli.note(
-                f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch"
-            ),
-            **read,
-            **cli.given(size=reading.size, skip_bad=reading.skip_bad),
-        )
+        with (
+            cli.progress("training") as update,
+            cli.chosen_engine(engine, workers, per_run, store, out, workflow.FILE) as where,
+        ):
+            found = workflow.compare(
+                data,
+                costs,
+                methods or workflow.SHOWN,
+                seeds=seeds,
+                model=model,
+                epochs=epochs,
+                lr=lr,
+                recipe=recipe,
+                baseline_epochs=baseline_epochs,
+                pretrained=pretrained,
+                scale=reading.scale,
+                budget=budget,
+                data_dir=reading.data_dir,
+                out=out,
+                trust=trust,
+                engine=where,
+                on_progress=update,
+                on_start=announce,
+                on_estimate=lambda s: cli.note(
+                    f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch"
+                ),
+                **read,
+                **cli.given(size=reading.size, skip_bad=reading.skip_bad),
+            )
     if as_json:
         cli.show_json(found)
         return

@@ -60,6 +60,7 @@ def fit_command(
     engine: cli.EngineName = "local",
     workers: cli.Workers = None,
     per_run: cli.PerRun = "",
+    store: cli.StoreUrl = None,
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
     reading: cli.Judging = cli.AS_IT_IS,
@@ -83,7 +84,7 @@ def fit_command(
     from csada.costs import CostMatrix
     from csada.decisions import Limits
     from csada.errors import InputError
-    from csada.folders import reserved
+    from csada.folders import OWN, reserved
     from csada.report.card import limit_lines, verdict
     from csada.tracking import tracked
     from csada.workflow.auto import auto
@@ -102,7 +103,12 @@ def fit_command(
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | parse_options(options or [])
     own = {"members": members if members != 3 else None, "views": views, "single": single or None, "time": limit}
-    own |= {"engine": None if engine == "local" else engine, "workers": workers, "per_run": per_run or None}
+    own |= {
+        "engine": None if engine == "local" else engine,
+        "workers": workers,
+        "per_run": per_run or None,
+        "store": store,
+    }
     if method == "auto":
         settings.pop("epochs", None)
     for name in settings if method == "auto" else [name for name, value in own.items() if value is not None]:
@@ -123,6 +129,7 @@ def fit_command(
         reserved(out) as folder,
         cli.progress("training") as update,
         tracked(track, told, lambda line, total: update(line["epoch"], total)) as on_epoch,
+        cli.chosen_engine(engine, workers, per_run, store, folder, OWN) as where,
     ):
         common |= {"checkpoints": folder, "on_epoch": on_epoch}
         if method == "auto":
@@ -137,7 +144,7 @@ def fit_command(
                 epochs=epochs,
                 minutes=minutes,
                 seed=seed,
-                engine=cli.chosen_engine(engine, workers, per_run),
+                engine=where,
                 on_progress=update,
                 **common,
             )
@@ -202,6 +209,7 @@ def tune(
     engine: cli.EngineName = "local",
     workers: cli.Workers = None,
     per_run: cli.PerRun = "",
+    store: cli.StoreUrl = None,
     reading: cli.Judging = cli.AS_IT_IS,
     flip: cli.Flip = False,
     out: cli.OutDir = Path("out/tuned"),
@@ -220,7 +228,10 @@ def tune(
 
     start = reading.opened(model)
     splits = reading.load(data, start, flip=flip)
-    with cli.progress("training") as update:
+    with (
+        cli.progress("training") as update,
+        cli.chosen_engine(engine, workers, per_run, store, out, workflow.TRIALS, workflow.SEARCH) as where,
+    ):
         tuning, better = workflow.tune(
             start,
             splits,
@@ -234,7 +245,7 @@ def tune(
             seed=seed,
             minutes=timeout,
             seen=reading.seen,
-            engine=cli.chosen_engine(engine, workers, per_run),
+            engine=where,
             on_progress=update,
         )
     evidence = better.evidence

@@ -154,6 +154,7 @@ def reproduce(
     engine: cli.EngineName = "local",
     workers: cli.Workers = None,
     per_run: cli.PerRun = "",
+    store: cli.StoreUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
     """Tables and figures of the paper: do the runs that are missing, write the record, draw from it.
@@ -161,6 +162,7 @@ def reproduce(
     Example: csada reproduce failure-cifar10 --limit-minutes 30
     """
     from csada.paper import EXPERIMENTS
+    from csada.paper.run import BASELINES
     from csada.paper.spec import Portion, has_scale, load_spec
     from csada.paper.sweep import collect, plan_runs, run_experiment, write_record
 
@@ -192,7 +194,10 @@ def reproduce(
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     failed = 0
     for spec in sorted(specs, key=lambda s: s.count * s.seconds):
-        with cli.progress(spec.name) as update:
+        with (
+            cli.progress(spec.name) as update,
+            cli.chosen_engine(engine, workers, per_run, store, runs, BASELINES, spec.folder) as where,
+        ):
             report = run_experiment(
                 spec,
                 runs,
@@ -200,7 +205,7 @@ def reproduce(
                 data_dir=data_dir,
                 all_pairs=all_pairs,
                 only=only,
-                engine=cli.chosen_engine(engine, workers, per_run),
+                engine=where,
                 carried=baselines,
                 limit_minutes=None if deadline is None else (deadline - time.monotonic()) / 60,
                 on_progress=update,
@@ -246,6 +251,7 @@ def study(
         ),
     ] = None,
     per_run: cli.PerRun = "",
+    store: cli.StoreUrl = None,
 ) -> None:
     """What views, restarts, mixup, selection and the rule are worth, on public data and many cost problems.
 
@@ -254,7 +260,7 @@ def study(
 
     Example: csada study digits --time 10
     """
-    from csada.paper.library import SOURCES, extend, missing, planned, read_library
+    from csada.paper.library import SOURCES, STUDY, extend, missing, planned, read_library
     from csada.paper.study import judge, read_study, to_judge
     from csada.paper.study_report import render
     from csada.reading import write_json
@@ -277,17 +283,17 @@ def study(
     for folder in (results, runs) if names else (results,):
         probe(folder)
     deadline = math.inf if minutes is None else time.time() + 60 * minutes
-    where = cli.chosen_engine(engine, workers, per_run)
     failed = []
-    for name in names or ():
-        total = len(planned(name, baselines))
-        with cli.progress(name) as update:
-            more: dict[str, Any] = {"baselines": baselines, "deadline": deadline, "engine": where}
-            try:
-                still = extend(name, results, runs, on_progress=update, **more)
-                cli.say(f"{name}: {total - len(still)} of {total} networks")
-            except RunError as error:
-                failed.append(str(error))
+    with cli.chosen_engine(engine, workers, per_run, store, runs, STUDY) as where:
+        for name in names or ():
+            total = len(planned(name, baselines))
+            with cli.progress(name) as update:
+                more: dict[str, Any] = {"baselines": baselines, "deadline": deadline, "engine": where}
+                try:
+                    still = extend(name, results, runs, on_progress=update, **more)
+                    cli.say(f"{name}: {total - len(still)} of {total} networks")
+                except RunError as error:
+                    failed.append(str(error))
     for name in to_judge(results, found, names or list(SOURCES)):
         library = read_library(results, name)
         if library is None or not library.seeds:

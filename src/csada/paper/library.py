@@ -49,6 +49,7 @@ from csada.workflow.runs import environment
 from csada.workflow.settings import kind_of, options_for, threads_for
 from csada.workflow.train import few_samples, train
 
+STUDY = "study"  # the folder of its runs
 GIVEN, MEMBERS, STUDENT = "baseline", ("baseline", "restart", "mixup", "mixup-2"), "student"
 OUT_OF_FOLD = "folds"  # the part of training and validation samples, each scored by networks that never saw it
 NAMES = {  # of candidates, here
@@ -305,7 +306,7 @@ def extend(
                 raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=place(seed), more=len(library.seeds) + 2))
 
     def place(seed: int) -> Path:
-        return runs.resolve() / "study" / name / str(seed)
+        return runs.resolve() / STUDY / name / str(seed)
 
     def task(seed: int, each: str) -> Task:
         call = partial(_made, name, source, seed, each, place(seed))

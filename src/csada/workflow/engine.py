@@ -1,8 +1,9 @@
 """Independent runs, done wherever there is room: in this process, in several, or on a Ray cluster.
 
-A run is a function that can be pickled. It resumes from its own checkpoint, in a folder that every node sees. So it may be
-started again at any time and anywhere: after its worker or its node died, by a second driver, or by the first one when it
-comes back. Runs that need the results of others come in a later round.
+A run is a function that can be pickled. It resumes from its own checkpoint, in a folder that every node sees, or whose
+files nodes exchange through a store (store.py). So it may be started again at any time and anywhere: after its worker or its
+node died, by a second driver, or by the first one when it comes back. Runs that need the results of others come in a later
+round.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from csada.errors import Diverged, InputError, RunError
 from csada.folders import locked
 from csada.processes import end_with_parent, own_sigterm
 from csada.reading import fields_from
+from csada.workflow.store import Store
 
 POLL = 0.5  # seconds between two looks at what others work on
 DEATHS = 3  # of its worker, after which a run is given up
 SPARE = 2  # runs that wait on a cluster, so that no node does and the cluster may grow
+PUSH, LOOK = 30, 10  # seconds between two uploads of a run under way, and between two looks of the driver at a store
 PATIENCE = 10  # seconds, with a cluster that is asked whether it is one
 ENDED = "its process ended before it was done%s; start again to continue"
 
@@ -89,16 +92,20 @@ class Resources:
 class Engine:
     """name: local, ray (the running cluster, else one on this machine) or ray://HOST.
 
-    workers: runs at once, at most; by default one, and on a cluster as many as have room.
+    workers: runs at once, at most; by default one, and on a cluster as many as have room. store: through which nodes of a
+    cluster exchange the files of runs; by default they share a folder.
     """
 
     name: str = "local"
     workers: int | None = None
     resources: Resources = field(default_factory=Resources)
+    store: Store | None = None
 
     def __post_init__(self) -> None:
         if self.name not in ("local", "ray") and not self.name.startswith("ray://"):
             raise InputError(f"unknown engine {self.name!r}; known: local, ray, ray://HOST")
+        if self.store is not None and self.name == "local":
+            raise InputError("--store is for the nodes of a Ray cluster: add --engine ray, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -136,12 +143,15 @@ def carry_out(
 
     total, done: of the epochs that on_progress counts, all, where later rounds have some, and those of earlier.
     """
+    store, seldom = engine.store, Seldom(LOOK)
     failed, deaths, shown, fit = dict[str, Exception](), Counter[str](), -math.inf, time.monotonic()
     waiting, running, unfit = deque[Task](), dict[Future[Any], Task](), dict[str, str]()
 
     def look() -> None:
         nonlocal shown
         if on_progress is not None and time.monotonic() - shown > POLL:
+            if store is not None and running:
+                seldom(partial(store.pull, *(task.file for task in running.values()), only=True))
             rows = {task: epoch for task in (*running.values(), *waiting) if (epoch := task.epoch)[0]}
             counted = done + int(sum(task.epochs * epoch / every for task, (epoch, every) in rows.items()))
             on_progress(counted, total, {task.name: epoch for task, epoch in rows.items()})
@@ -162,7 +172,10 @@ def carry_out(
                 while waiting and len(running) < room and time.time() < deadline:
                     future = submit(waiting[0])
                     running[future] = waiting.popleft()
-                for future in wait(running, POLL, FIRST_COMPLETED).done:
+                ended = wait(running, POLL, FIRST_COMPLETED).done
+                if store is not None and ended:
+                    store.pull(*(running[future].file for future in ended))
+                for future in ended:
                     task, error = running.pop(future), error_of(future)
                     deaths[task.name] += isinstance(error, Lost)
                     if isinstance(error, Unfit):
@@ -177,6 +190,8 @@ def carry_out(
                         failed[task.name] = error
                     done += task.epochs
                     task.file.unlink(missing_ok=True)
+                if store is not None and ended:
+                    store.push()
                 look()
     return failed
 
@@ -217,7 +232,9 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool = False) -> Any:
+def do(
+    pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool = False, store: Store | None = None
+) -> Any:
     """The run in a process of its own; an error goes back as one that can be pickled, and without what it holds."""
     if time.time() > deadline:
         raise Later
@@ -225,24 +242,54 @@ def do(pickled: bytes, file: Path, deadline: float, threads: int, on_ray: bool =
     where = f" (on {node})" if on_ray else ""
     torch.set_num_threads(threads)
     try:
-        if on_ray and not (
+        if store is not None:
+            if not store.pull(file):  # the driver has written something
+                raise RunError(f"{node} finds nothing at {store}; give a URL that leads all nodes to the same files")
+        elif on_ray and not (
             file.parent.is_dir() and file.name in os.listdir(file.parent)
         ):  # NFS keeps a no, but lists anew
-            raise RunError(f"{node} does not see {file.parent}; give a folder that all nodes share")
+            raise RunError(f"{node} does not see {file.parent}; give a folder that all nodes share, or --store")
         call = pickle.loads(pickled)  # noqa: S301 - we wrote it
-    except RunError as error:
+    except (InputError, RunError) as error:
         if not on_ray:
             raise
         import ray
 
         raise Unfit(f"{error}{where}", ray.get_runtime_context().get_node_id()) from None
     try:
-        return call(partial(told, file))
+        return call(partial(told, file)) if store is None else stored(call, file, store)
     except Later:
         raise
     except Exception as error:  # a run may be anybody's code
         kind = next((kind for kind in (Diverged, InputError) if isinstance(error, kind)), RunError)
         raise kind(f"{reason(error)}{where}".replace("\n", " ")) from None
+
+
+def stored(call: Callable[[Tell], Any], file: Path, store: Store) -> Any:
+    """What it leaves is at the store, now and then while it is under way and at its end, also where it fails."""
+    seldom = Seldom(PUSH)
+
+    def tell(epoch: int, every: int) -> None:
+        told(file, epoch, every)
+        seldom(partial(store.push, file))
+
+    try:
+        return call(tell)
+    finally:
+        store.push(file)
+
+
+class Seldom:
+    """Does things not more often than every so many seconds, nor for more than a twentieth of the time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.due = seconds, 0.0
+
+    def __call__(self, work: Callable[[], object]) -> None:
+        if (began := time.monotonic()) >= self.due:
+            with suppress(RunError):  # the next time
+                work()
+            self.due = time.monotonic() + max(self.seconds, 20 * (time.monotonic() - began))
 
 
 def do_here(*given: Any) -> bytes:
@@ -265,7 +312,10 @@ def started(
         def there(task: Task) -> Future[Any]:
             if not task.file.exists():  # by it a node knows the folder
                 told(task.file, 0, task.epochs)
-            future: Future[Any] = remote(pickle.dumps(task.call), task.file, deadline, threads, True).future()
+            if engine.store is not None:
+                engine.store.push()
+            given = pickle.dumps(task.call), task.file, deadline, threads, True, engine.store
+            future: Future[Any] = remote(*given).future()
             return future
 
         def room() -> float:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 # `steps` is left out: every step costs time, and step_size moves the attack as far.
 FACTORS = {"lr": 10.0, "weight": 10.0, "alpha": 10.0, "tau": 2.0, "step_size": 10.0, "epsilon": 10.0}
 STARTUP = 5  # trials before proposals learn from results, and before any is given up
+TRIALS, SEARCH = "trials.jsonl", "search.json"  # from which a search resumes
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def tune(
         others = {name: value for name, value in options.items() if name not in space}
         search = Search(classifier, splits, costs, method, others, defaults, space, before, budget)
         same_search(out, search)
-        baseline, done = search.judge(before), read_trials(out / "trials.jsonl", search.space)
+        baseline, done = search.judge(before), read_trials(out / TRIALS, search.space)
         early = dict[int, Trial]()  # that ended before one of a lower number
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study, size = optuna.create_study(), at_once(engine)
@@ -206,7 +207,7 @@ def tune(
             early[trial.number] = trial
             while len(done) in early:
                 done.append(early.pop(len(done)))
-            write_text(out / "trials.jsonl", "".join(json.dumps(plain(line)) + "\n" for line in done))
+            write_text(out / TRIALS, "".join(json.dumps(plain(line)) + "\n" for line in done))
             kept = best(done, baseline)
             for each in done:  # the checkpoint of the trial that leads is needed, the others' are not
                 if kept is None or each.parameters != kept.parameters:
@@ -242,7 +243,7 @@ def same_search(out: Path, search: Search) -> None:
     """Refuse to mix the trials of two searches in one folder."""
     names = ("budget", "method", "options", "space")
     settings = plain({"start": search.checkpoint({})} | {name: getattr(search, name) for name in names})
-    file = out / "search.json"
+    file = out / SEARCH
     known = read_json(file if file.exists() else write_json(file, settings), dict)
     for key, value in settings.items():
         if known.get(key) != value:

@@ -356,6 +356,30 @@ def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path):
     assert not done and f"node {socket.gethostname()} does not see {own / 'runs'}; give a folder" in failed["a"]
 
 
+def sleeps(seconds, tell):
+    time.sleep(seconds)
+    return seconds
+
+
+def test_no_node_is_left_out_because_another_driver_has_ended_a_run_that_waits(cluster, tmp_path):
+    """It then removes the file by which a node knows the folder."""
+    done, every = [], [2, 2, 0.1, 0.1]
+    tasks = [Task(str(i), partial(sleeps, s), done.append, tmp_path / str(i), 1) for i, s in enumerate(every)]
+
+    def remove():
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            for task in tasks[2:]:
+                task.file.unlink(missing_ok=True)
+            time.sleep(0.02)
+
+    other = threading.Thread(target=remove)
+    other.start()
+    failed = carry_out([tasks], Engine("ray"))
+    other.join()
+    assert not failed and sorted(done) == sorted(every)
+
+
 class Reads:
     """A run over mapped pixels."""
 

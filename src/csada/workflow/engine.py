@@ -144,7 +144,7 @@ def carry_out(
     total, done: of the epochs that on_progress counts, all, where later rounds have some, and those of earlier.
     """
     store, seldom = engine.store, Seldom(LOOK)
-    failed, deaths, shown, fit = dict[str, Exception](), Counter[str](), -math.inf, time.monotonic()
+    failed, deaths, shown, fitted = dict[str, Exception](), Counter[str](), -math.inf, time.monotonic()
     waiting, running, unfit = deque[Task](), dict[Future[Any], Task](), dict[str, str]()
 
     def look() -> None:
@@ -163,8 +163,8 @@ def carry_out(
             total = max(total, done + sum(task.epochs for task in waiting))
             while running or (waiting and time.time() < deadline):
                 if room := slots():
-                    fit = time.monotonic()
-                elif time.monotonic() - fit > PATIENCE:  # all nodes were left out, or are gone
+                    fitted = time.monotonic()
+                elif time.monotonic() - fitted > PATIENCE:  # all nodes were left out, or are gone
                     failed |= {
                         task.name: RunError(next(iter(unfit.values()))) for task in (*running.values(), *waiting)
                     }
@@ -178,7 +178,7 @@ def carry_out(
                 for future in ended:
                     task, error = running.pop(future), error_of(future)
                     deaths[task.name] += isinstance(error, Lost)
-                    if isinstance(error, Unfit):
+                    if isinstance(error, Unfit) and task.file.exists():  # else another driver has removed it meanwhile
                         why, node = error.args
                         unfit[node] = why
                     if isinstance(error, Later | Unfit) or (isinstance(error, Lost) and deaths[task.name] < DEATHS):

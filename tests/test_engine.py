@@ -28,8 +28,9 @@ from csada.models.modes import borrowed_threads
 from csada.paper import tabular
 from csada.paper.library import SOURCES, extend, read_library
 from csada.reading import read_json
+from csada.workflow.cluster import Resources
 from csada.workflow.compare import Comparison
-from csada.workflow.engine import DEATHS, ENDED, SPARE, Engine, Resources, Task, carry_out
+from csada.workflow.engine import DEATHS, ENDED, SPARE, Engine, Task, carry_out
 from csada.workflow.train import train
 
 QUIET = {

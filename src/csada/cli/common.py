@@ -318,7 +318,8 @@ def chosen_engine(
     name: str, workers: int | None, per_run: str, store: str | None, root: Path, *names: str
 ) -> Iterator[Engine | None]:
     """None: one run after the other, in this process. names: what of the folder `root` the runs and their driver need."""
-    from csada.workflow.engine import Engine, Resources
+    from csada.workflow.cluster import Resources
+    from csada.workflow.engine import Engine
     from csada.workflow.store import Store
 
     if per_run and name == "local":

@@ -239,8 +239,11 @@ def test_a_store_that_is_silent_or_refuses_is_one_line_without_its_password(tmp_
             "--store is for the nodes of a Ray cluster: add --engine ray, or leave it out",
         ),
         (("--engine", "ray", "--store", "bucket/sweep"), "--store bucket/sweep is no URL; write s3://BUCKET/FOLDER"),
-        (("--engine", "ray", "--store", "s4://bucket"), "s4://bucket cannot be read: Protocol not known: s4"),
-        (("--engine", "ray", "--store", "gs://bucket/x"), "gs://bucket/x cannot be read: Please install gcsfs"),
+        (("--engine", "ray", "--store", "s4://me:secret@bucket"), "s4://bucket cannot be read: Protocol not known: s4"),
+        (
+            ("--engine", "ray", "--store", "gs://me:secret@bucket/x"),
+            "gs://bucket/x cannot be read: Please install gcsfs",
+        ),
         (("--engine", "ray", "--store", "file:///dev/null/x"), "cannot exchange files: Not a directory; correct that"),
     ],
 )

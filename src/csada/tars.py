@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import tarfile
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -180,16 +181,22 @@ def _told(place: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{place} cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{shown(place)} cannot be read: {error.strerror or error}") from None
 
 
 def remote(place: str) -> tuple[Any, str]:
+    """Its file system, and the path there."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise InputError(f"{place} needs fsspec: pip install fsspec, or copy the files here") from None
+        raise InputError(f"{shown(place)} needs fsspec: pip install fsspec, or copy the files here") from None
     try:
         files, path = url_to_fs(place)
     except (ImportError, ValueError) as error:  # an unknown protocol, or its library is not installed
-        raise InputError(f"{place} cannot be read: {error}") from None
+        raise InputError(f"{shown(place)} cannot be read: {error}") from None
     return files, path
+
+
+def shown(url: str) -> str:
+    """Without a password."""
+    return printable(re.sub("//[^/@]*@", "//", url))

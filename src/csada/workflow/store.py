@@ -11,7 +11,6 @@ names both times, and the first one to be done stays.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +27,7 @@ from csada.errors import InputError, RunError
 from csada.files import TEMPORARY, printable, whole
 from csada.folders import CONFIG, LOCK, OWN, locked
 from csada.reading import read_json, write_json
-from csada.tars import is_remote, remote
+from csada.tars import is_remote, remote, shown
 from csada.workflow.runs import identity
 
 INDEX = f"{OWN}/store"  # what was exchanged, by name: [size here, time here, version there]
@@ -60,7 +59,7 @@ class Store:
         return Store, (self.url, self.root, self.names)
 
     def __str__(self) -> str:
-        return printable(re.sub("//[^/@]*@", "//", self.url))  # without a password
+        return shown(self.url)
 
     @contextmanager
     def mirrored(self) -> Iterator[None]:

@@ -115,6 +115,10 @@ def head():
             for line in process.stdout:
                 if b"Ray runtime started" in line:
                     break
+            while process.poll() is None:  # what serves clients may be later than the line
+                with suppress(OSError), socket.create_connection(("127.0.0.1", clients), 1):
+                    break
+                time.sleep(0.1)
             yield folder, own, f"127.0.0.1:{port}", f"ray://127.0.0.1:{clients}"
         finally:
             process.terminate()  # it ends the others

@@ -64,11 +64,14 @@ def ray_cluster(
     except ImportError:
         raise InputError(f"--engine {engine} needs Ray: pip install 'csada[ray]', or leave it out") from None
     dashboard = False if address == "local" else None
-    try:
-        with own_sigterm():
-            ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray's own exceptions share no other base
-        raise RunError(f"no Ray cluster at {address}: {' '.join(str(error).split())[:200]}") from None
+    for again in (address.startswith("ray://"), False):  # a busy one may not start a client's server in time
+        try:
+            with own_sigterm():
+                ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
+            break
+        except Exception as error:  # Ray's own exceptions share no other base
+            if not again:
+                raise RunError(f"no Ray cluster at {address}: {' '.join(str(error).split())[:200]}") from None
 
     def nodes() -> list[dict[str, float]]:
         every = ray.nodes()  # type: ignore[no-untyped-call]

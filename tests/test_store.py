@@ -184,7 +184,7 @@ def test_a_file_that_grows_meanwhile_waits_for_the_next_time_and_a_failure_leave
     assert content(here.root) == there() == {"run/history": "one line, another"}
 
 
-@pytest.mark.parametrize("name", ["../../evil", "run/../../evil", "//tmp/evil", "run/./evil"])
+@pytest.mark.parametrize("name", ["../../evil", "run/../../evil", "//etc/evil", "run/./evil"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path, monkeypatch, name):
     """As object stores can hold them."""
     files, base = fsspec.url_to_fs(url := f"memory://{uuid4().hex}")

@@ -41,7 +41,7 @@ from csada.workflow.candidates import candidates
 from csada.workflow.train import train
 
 RESULTS = Path(__file__).parents[1] / "results"
-SEEDS = {"breast_cancer": 5, "digits": 1, "mnist": 1}
+SEEDS = {"breast_cancer": 5, "digits": 1, "mnist_few": 1}
 WORK = 2.17  # of an epoch of CSADA with 16 tasks of 5 steps in a batch of 64, in epochs of cross-entropy
 
 

@@ -35,7 +35,7 @@ from csada.reading import write_json
 RESULTS = Path(__file__).parents[1] / "results"
 PER_KIND, HALVES = 3, 2  # problems; how often validation is halved
 BUDGETS = (0.0, 0.5)  # points
-DATA = ("cifar10", "mnist", "digits", "breast_cancer", "wine")
+DATA = ("cifar10", "mnist", "mnist_few", "pills", "digits", "breast_cancer", "wine")
 
 
 def fixed(names: tuple[str, ...], views: tuple[str, ...] | None = None) -> Callable[..., Mixture]:

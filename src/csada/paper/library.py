@@ -20,8 +20,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from csada.classifier import Classifier
 from csada.costs import CostMatrix
@@ -39,6 +40,7 @@ from csada.metrics import confusion_counts
 from csada.models.members import Member, as_network
 from csada.models.modes import best_device, best_precision, borrowed_threads, device_of
 from csada.paper import problems
+from csada.paper.spec import load_spec
 from csada.reading import plain, read_json, write_json
 from csada.training import Epoch
 from csada.workflow.candidates import Candidate, candidates, confusion_of, train_candidate, train_options
@@ -59,11 +61,15 @@ NAMES = {  # of candidates, here
 }
 AIMED = "aimed"  # mixup whose partners are drawn by cost and confusion
 RIVALS = ("csada", "adjusted_penalty", "sosr")
+ALONE = RIVALS[1:]  # never in an average, so never asked for other views
 log = logging.getLogger("csada")
 
 ELSEWHERE = (
     "the weights of baseline {seed} of {name} are not under {kept}: its library cannot grow here; train further baselines "
     "(--baselines {more})"
+)
+OTHERS = (
+    "{name}: the {part} samples are not those of its library, or are in another order; give the files it was made from"
 )
 SAME = 0.05  # logits of the same network, stored in half precision
 
@@ -87,6 +93,8 @@ class Source:
     samples: int | None = None  # training samples, where not all are used
     epochs: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    # method, or "METHOD pairs" for single pairs -> experiment and scale that say how it is trained; else as `csada fit` does
+    rivals: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)
 
     def load(self, name: str, seed: int) -> Splits:
         seed = seed if self.splits else 0
@@ -110,10 +118,24 @@ TWO_CLASSES = (*TARGETS[:3], "pmi:0", "pmi:3", *TARGETS[-5:-3])  # all that are 
 THREE_CLASSES = (*TARGETS[:3], "pmi:0", "pmi:1", "pmi:3", *TARGETS[-5:])
 SOURCES = {
     "cifar10": Source(
-        "CIFAR-10", "resnet34", 3, group=(0, 1, 8, 9), sides="vehicles and animals", targets=TARGETS, aimed=(2,)
+        "CIFAR-10",
+        "resnet34",
+        3,
+        group=(0, 1, 8, 9),
+        sides="vehicles and animals",
+        targets=TARGETS,
+        aimed=(2,),
+        rivals={
+            "csada": ("table-cifar10", "fast"),
+            "csada pairs": ("failure-cifar10", "fast"),
+            "adjusted_penalty": ("table-cifar10", "fast"),
+            "sosr": ("table-cifar10", "fast"),
+        },
     ),
-    "mnist": Source("MNIST", "cnn", 3, group=LOW, sides=SIDES, samples=2000, epochs=15, targets=TARGETS, aimed=(2,)),
-    "mnist_all": Source("MNIST, all images", "cnn", group=LOW, sides=SIDES, data="mnist", epochs=15, targets=()),
+    "mnist": Source("MNIST", "cnn", group=LOW, sides=SIDES, data="mnist", epochs=15, targets=TARGETS, aimed=(0,)),
+    "mnist_few": Source(
+        "MNIST, 2,000 images", "cnn", group=LOW, sides=SIDES, data="mnist", samples=2000, epochs=15, targets=()
+    ),
     "digits": Source("digits", "cnn", 10, True, group=LOW, sides=SIDES, targets=TARGETS, aimed=(3,)),
     "breast_cancer": Source("breast cancer", "mlp", 20, True, True, targets=TWO_CLASSES, aimed=tuple(range(10, 20))),
     "wine": Source("wine", "mlp", 30, True, True, targets=THREE_CLASSES, aimed=tuple(range(10, 20))),
@@ -124,6 +146,8 @@ SOURCES = {
         sides="heart drugs and the others",
         targets=TARGETS,
         aimed=(0,),
+        options={"size": 112},
+        rivals=dict.fromkeys(("adjusted_penalty", "sosr"), ("table-pmi-resnet9", "chosen")),
     ),
 }
 
@@ -228,7 +252,9 @@ def _flaw(library: Library) -> str:
             fits = fits and each.dtype == np.uint64 and each.ndim == 1
         if not fits:
             return f"{key} is {each.dtype} {each.shape}"
-    if any(each != next(iter(views.values())) for each in views.values()):
+    every = max(views.values(), key=len, default=set())
+    one = {each for each in every if each[0] == "identity"}
+    if any(each not in (every, one) for each in views.values()):
         return "its networks have other views or classes than each other"
     return ""
 
@@ -288,6 +314,10 @@ def extend(
     """
     source, library = SOURCES[name], read_library(results, name)
     left = missing(name, library, baselines)
+    if left and library is not None and not source.splits:
+        for part in HELD_OUT:  # else the scores of all other baselines would get these labels
+            if not np.array_equal(library.arrays[f"{part}_labels"], _splits(name, source, 0).parts[part].y):
+                raise InputError(OTHERS.format(name=name, part=part))
 
     def stored(seed: int, each: str, made: Library) -> None:
         nonlocal library
@@ -300,7 +330,8 @@ def extend(
             on_network(f"{seed}/{each}", made.about.networks[f"{seed}/{each}"].seconds)
         if not new and each == GIVEN:  # which others need
             known, own = (
-                arrays[f"{seed}/{each}/test/identity"].astype(float) for arrays in (library.arrays, made.arrays)
+                rounded(torch.from_numpy(arrays[f"{seed}/{each}/test/identity"]).float()).astype(float)
+                for arrays in (library.arrays, made.arrays)
             )
             if np.abs(known - own).max() > SAME * max(np.abs(known).max(), 1):
                 raise RunError(ELSEWHERE.format(seed=seed, name=name, kept=place(seed), more=len(library.seeds) + 2))
@@ -400,7 +431,7 @@ def _network(name: str, source: Source, seed: int, each: str, kept: Path, tell: 
         )
         model = member.model
     views = tuple(view for view in classifier.allowed_views if view in VIEWS)
-    scores, accuracy = _scores(model, splits, views)
+    scores, accuracy = _scores(model, splits, views if method not in ALONE else views[:1])
     network = Network(
         method,
         plain({key: value for key, value in options.items() if key != "confusion"}),
@@ -437,7 +468,10 @@ def _candidate(classifier: Classifier, splits: Splits, source: Source, each: str
         return replace(found["mixup"], name=each, options=mixup | {"seed": mixup["seed"] + 2} | partners), target
     if what == STUDENT:
         return Candidate(each, "distillation", seed | train_options(classifier, splits, kind, "given"), costs), target
-    return Candidate(each, what, seed | few_samples(options_for(what, kind), len(splits.train)), costs), target
+    own = source.rivals.get(f"{what} pairs" if target.startswith("pair:") else what) or source.rivals.get(what)
+    options = dict(load_spec(*own).options[what]) if own else few_samples(options_for(what, kind), len(splits.train))
+    options.pop("precision", None)  # the device's
+    return Candidate(each, what, seed | options, costs), target
 
 
 def _name(candidate: str) -> str:
@@ -457,12 +491,17 @@ def _folds(classifier: Classifier, splits: Splits, seed: int, kept: Path) -> tup
     accuracy = {}
     for told, seen in found.items():
         name = GIVEN if told == "given" else _name(told)
-        arrays |= {f"{seed}/{name}/{OUT_OF_FOLD}/{v}": s.numpy().astype(np.float16) for v, s in seen.items()}
+        arrays |= {f"{seed}/{name}/{OUT_OF_FOLD}/{v}": rounded(s) for v, s in seen.items()}
         accuracy[name] = float((seen["identity"].argmax(1) == labels).float().mean())
     seconds = [line["seconds"] for line in lines]
     settings = {"folds": FOLDS, "members": list(accuracy)}
     loss, taken = float(lines[-1]["loss"]), round(sum(seconds), 2)
     return Network(OUT_OF_FOLD, settings, len(lines), taken, round(median(seconds), 4), loss, accuracy), arrays
+
+
+def rounded(logits: Tensor) -> Array:
+    """Below the largest of the row and to bfloat16, in which networks compute: a third smaller than float16 when packed."""
+    return (logits - logits.amax(1, keepdim=True)).bfloat16().half().numpy()
 
 
 def _scores(
@@ -474,6 +513,6 @@ def _scores(
         for view in views:
             seen = replace(own, x=VIEWS[view](own.x)) if view != "identity" else own  # type: ignore[index]
             found = predict_logits(model, seen)
-            scores[f"{part}/{view}"] = found.logits.numpy().astype(np.float16)
+            scores[f"{part}/{view}"] = rounded(found.logits)
             accuracy[f"{part} {view}"] = float((found.logits.argmax(1) == found.labels).float().mean())
     return scores, accuracy

@@ -22,7 +22,7 @@ from csada.decisions.rules import STRENGTHS, mean_cost
 from csada.errors import InputError
 from csada.paper.library import MEMBERS, Source, read_library
 from csada.paper.problems import KINDS
-from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, RULE, Decider, Given
+from csada.paper.study_rows import AIMED, ARGMAX, AUTO, CSADA, DRAWN, GENERIC, RULE, Decider, Given
 from csada.processes import in_order
 from csada.reading import read_json, sha256
 
@@ -30,7 +30,10 @@ BUDGETS = (0.0, 0.25, 0.5, 1.0)  # points of accuracy
 SHOWN = 0.5  # the budget of the ingredients
 ALLOWED = 5.0  # % of the given model's cost that auto may lose to the best other row
 EVERY = "all kinds"  # each kind weighing as much as the others
-CURVES = ("pareto:0", "block:10:both")  # the problems whose frontier is drawn, for the first baseline
+CURVES = (
+    "pareto:0",
+    "block:10:both",
+)  # the problems whose frontier is drawn, for the first baseline that was aimed at them
 REFERENCES = (RULE, GENERIC, AUTO)
 
 Floats = NDArray[np.float64]
@@ -191,7 +194,7 @@ def judge_one(data: str, folder: Path, seed: int, source: Source) -> Tally:
             if not aimed:
                 rows = decided(given.ingredients, costs, SHOWN)
                 result.ingredients.setdefault(kind, Sums({}, {})).add(rows, truth, table)
-                if seed == 0 and name in CURVES and table[truth, given.top("test")].any():
+                if seed == source.aimed[0] and name in CURVES and table[truth, given.top("test")].any():
                     result.curves.extend(_curves(given, data, name, costs))
     return result
 
@@ -229,10 +232,11 @@ def _right(test: Mapping[str, Floats], picked: str) -> Counter[str]:
 def _curves(given: Given, data: str, name: str, costs: CostMatrix) -> Iterator[Curve]:
     truth, start = given.labels("test"), given.right["test"].mean()
     paid = costs.values[truth, given.top("test")].sum()
-    for row, decider in given.rows("").items():
+    shown = {row: decide for row, decide in given.rows(name).items() if row in (*DRAWN, CSADA)}
+    for row, decider in shown.items():
         rule, scores = decider(costs, SHOWN)
         logits, points = scores("test"), []
-        for strength in STRENGTHS[::3]:
+        for strength in STRENGTHS[::3] if row != CSADA else (0.0,):  # as the paper has it, by argmax
             decided = replace(rule, strength=strength)(logits)
             removed = 1 - costs.values[truth, decided].sum() / paid
             points.append([round(100 * float((decided == truth).mean() - start), 3), round(100 * float(removed), 2)])

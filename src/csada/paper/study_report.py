@@ -8,19 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
-from csada.metrics import accuracy, total_cost
 from csada.paper.library import MEMBERS, SOURCES
-from csada.paper.problems import KINDS, costs
-from csada.paper.record import read_record
+from csada.paper.problems import KINDS
 from csada.paper.study import ALLOWED, BUDGETS, CURVES, EVERY, SHOWN, Difference, Line, Study
-from csada.paper.study_rows import AIMED, ARGMAX, AUTO, GENERIC, MEMBER, ROWS, RULE, SINGLE, VIEWS
+from csada.paper.study_rows import AIMED, ARGMAX, AUTO, CSADA, DRAWN, GENERIC, MEMBER, ROWS, RULE, SINGLE, VIEWS
 from csada.paper.tables import Cell, Table, Value, write
 from csada.report.style import BLUE, DARK, GREEN, GREY, METHOD_COLOURS, RED, STYLE, save
 
-MAIN = (RULE, VIEWS, GENERIC, AUTO, SINGLE)
 KIND_NAMES = {
     "pareto": "Pareto costs",
     "pmi": "four critical pairs",
@@ -34,6 +30,7 @@ LOOKS: dict[str, tuple[str, str, Any]] = {
     GENERIC: ("#bbbbdd", "D", "-"),
     AUTO: (RED, "^", "-"),
     SINGLE: (GREEN, "v", (0, (3, 1, 1, 1))),
+    CSADA: (METHOD_COLOURS[4], "*", ""),
 }
 CELL = "Cost removed on test, in percent of what the given model costs by argmax; after the comma: points of accuracy gained."
 PAIRED = "Differences in percent of the given model's cost, with the paired 95 % interval over test samples."
@@ -43,7 +40,7 @@ def render(study: Study, out: Path) -> list[Path]:
     """All tables and figures into a folder; the paths written."""
     paths = [path for table in tables(study) for path in write(table, out)]
     if study.curves:
-        paths += save(frontier_figure(study, csada_point(out)), out / "study-frontier.png")
+        paths += save(frontier_figure(study), out / "study-frontier.png")
     return paths + save(rows_figure(study), out / "study-rows.png")
 
 
@@ -94,20 +91,20 @@ def main_table(study: Study, name: str) -> Table:
         for kind in kinds:
             auto = study.line(name, kind, budget, AUTO)
             against = auto.against if auto else {}
-            cells = [value(study.line(name, kind, budget, row)) for row in MAIN]
+            cells = [value(study.line(name, kind, budget, row)) for row in DRAWN]
             cells += [told(against.get(RULE)), told(against.get(GENERIC))]
             if aims:
                 aimed = study.line(name, aimed_at(kind), budget, AIMED)
                 cells += [value(aimed), told(aimed.against.get(GENERIC)) if aimed else None]
             rows.append([f"{budget:g}", KIND_NAMES[kind], *cells])
     more = (AIMED, f"{AIMED} − {GENERIC}") if aims else ()
-    columns = ("budget", "problems", *MAIN, f"{AUTO} − {RULE}", f"{AUTO} − {GENERIC}", *more)
+    columns = ("budget", "problems", *DRAWN, f"{AUTO} − {RULE}", f"{AUTO} − {GENERIC}", *more)
     counts = {kind: line.problems for kind in kinds if (line := study.line(name, kind, BUDGETS[0], RULE))}
     told_counts = ", ".join(f"{KIND_NAMES[kind]} {count}" for kind, count in counts.items() if kind != EVERY)
     sides = f" Groups: {SOURCES[name].sides}." if name in SOURCES and SOURCES[name].sides else ""
     about = f"{setting(study, name)} Problems over all baselines: {told_counts}.{sides}"
     only = f"{aimed_counts(study, name)}: those for which networks were trained."
-    notes = (about, CELL, PAIRED, legend(MAIN)) + ((legend([AIMED]), f"The last two columns: {only}") if aims else ())
+    notes = (about, CELL, PAIRED, legend(DRAWN)) + ((legend([AIMED]), f"The last two columns: {only}") if aims else ())
     return Table(f"study-{name}", f"Study on {title(name)}: rows by accuracy budget (points)", columns, rows, notes)
 
 
@@ -200,25 +197,8 @@ def choices_table(study: Study) -> Table:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def csada_point(folder: Path) -> tuple[float, float] | None:
-    """Points of accuracy and % of cost of CSADA on pareto:0, from the record of the paper's table: another baseline."""
-    path = folder / "table-cifar10-fast.json"
-    if not path.exists():
-        return None
-    known, first = read_record(path), costs(CURVES[0], 10).values
-    own = [run for run in known.runs if run.method == "csada" and np.array_equal(run.costs.values, first)]
-    own = [run for run in own if total_cost(run.counts[True, False], run.costs) > 0]
-    if not own:
-        return None
-    gained = [accuracy(run.counts[False, False]) - accuracy(run.counts[True, False]) for run in own]
-    left = [
-        total_cost(run.counts[False, False], run.costs) / total_cost(run.counts[True, False], run.costs) for run in own
-    ]
-    return 100 * sum(gained) / len(own), 100 * (1 - sum(left) / len(own))
-
-
-def frontier_figure(study: Study, csada: tuple[float, float] | None = None) -> Figure:
-    """Cost against accuracy on test as strength grows, for the first baseline."""
+def frontier_figure(study: Study) -> Figure:
+    """Cost against accuracy on test as strength grows, for one baseline."""
     name = "cifar10" if "cifar10" in study.samples else study.curves[0].data
     own = [curve for curve in study.curves if curve.data == name]
     problems = [problem for problem in CURVES if any(curve.problem == problem for curve in own)]
@@ -229,23 +209,12 @@ def frontier_figure(study: Study, csada: tuple[float, float] | None = None) -> F
             axis.plot(0, 0, "P", color=DARK, markersize=9, label="given model, argmax", zorder=4)
             for curve in own:
                 if curve.problem == problem:
-                    colour, marker, dash = LOOKS[curve.row]
-                    x, y = zip(*curve.points, strict=True)
+                    look = dict(zip(("color", "marker", "linestyle"), LOOKS[curve.row], strict=True))
                     width = 5 if curve.row == GENERIC else 1.5  # it may lie under auto
+                    size = 12 if curve.row == CSADA else 3
                     axis.plot(
-                        x,
-                        y,
-                        linestyle=dash,
-                        marker=marker,
-                        markersize=3,
-                        color=colour,
-                        label=curve.row,
-                        linewidth=width,
+                        *zip(*curve.points, strict=True), label=curve.row, linewidth=width, markersize=size, **look
                     )
-            if csada is not None and problem == CURVES[0] and name == "cifar10":
-                axis.plot(
-                    *csada, "*", color=METHOD_COLOURS[4], markersize=12, label="CSADA (on another baseline)", zorder=4
-                )
             axis.axvline(0, color=GREY, linewidth=0.8)
             lowest = min(0.0, *(x for curve in own if curve.problem == problem for x, _ in curve.points))
             axis.set_xlim(max(lowest, -2.5) - 0.2, None)
@@ -267,14 +236,16 @@ def rows_figure(study: Study) -> Figure:
                 axis = axes[y, x]
                 axis.axvline(0, color=GREY, linewidth=0.8)
                 for i, name in enumerate(names(study)):
-                    lines = [(j, study.line(name, kind, budget, row)) for j, row in enumerate(MAIN)]
+                    lines = [(j, study.line(name, kind, budget, row)) for j, row in enumerate(DRAWN)]
                     points = [
-                        (line.removed, j + 0.13 * (i - 2)) for j, line in lines if line and line.removed is not None
+                        (line.removed, j + 0.8 * ((i + 0.5) / len(study.samples) - 0.5))
+                        for j, line in lines
+                        if line and line.removed is not None
                     ]
                     if points:
                         look = {"color": METHOD_COLOURS[(i + 2) % 7], "marker": "osD^vP"[i % 6], "label": title(name)}
                         axis.scatter(*zip(*points, strict=True), s=26, zorder=3, **look)
-                axis.set_yticks(range(len(MAIN)), MAIN)
+                axis.set_yticks(range(len(DRAWN)), DRAWN)
                 axis.grid(axis="x", color="#eeeeee")
                 if y == 0:
                     axis.set_title(KIND_NAMES[kind])

@@ -21,7 +21,7 @@ from csada.paper.library import GIVEN, MEMBERS, OUT_OF_FOLD, STUDENT, Library, S
 from csada.paper.problems import problems
 
 AIMED = "aimed"  # the problems that networks were trained for, "aimed KIND" those of a kind
-MEMBER = "csada as member"
+MEMBER, CSADA = "csada as member", "csada"
 ARGMAX, RULE, VIEWS, GENERIC, AUTO, SINGLE = "argmax", "rule", "rule, all views", "generic", "auto", "auto --single"
 ROWS = {
     ARGMAX: "the given model, the most probable class",
@@ -32,15 +32,14 @@ ROWS = {
     SINGLE: "one network distilled from given + restart + mixup, one view, under the rule",
     "aimed": "given + restart + a mixup aimed at these costs, all views, under the rule",
     MEMBER: "given + mixup + the given model after CSADA on these costs, all views, under the rule",
-    "csada": "the given model after CSADA on these costs, the most probable class",
+    CSADA: "the given model after CSADA on these costs, the most probable class",
     "csada + rule": "the same under the rule",
     "adjusted_penalty": "after Adjusted Penalty, the most probable class",
     "adjusted_penalty + rule": "the same under the rule",
     "sosr": "after SOSR, the most probable class",
     "sosr + rule": "the same under the rule",
 }
-
-
+DRAWN = (RULE, VIEWS, GENERIC, AUTO, SINGLE)  # in figures, and in the tables of every data set
 Floats = NDArray[np.float64]
 Scores = Callable[[str], Floats]  # of "validation" or "test"
 
@@ -162,7 +161,7 @@ class Given:
             if method == "mixup":
                 found["aimed"] = self.fixed([GIVEN, MEMBERS[1], network])
                 continue
-            if method == "csada":
+            if method == CSADA:
                 found[MEMBER] = self.fixed([GIVEN, MEMBERS[2], network])
             found[method] = self.by_argmax(network)
             found[f"{method} + rule"] = self.fixed([network], ["identity"])

@@ -87,7 +87,7 @@ def candidates(
     if no_restarts(classifier) is not None:
         return ()
     start, options = _restart(classifier, splits, epochs)
-    first = SEEDS * (seed + 1) + (0 if classifier.training is None else classifier.training.seed)
+    first = SEEDS * (seed + 1) + (0 if classifier.training is None else 10 * classifier.training.seed)
 
     plain = "restart" if start == "given" else "fresh"
     tried = (

@@ -34,7 +34,8 @@ from csada.methods.csada import CSADA, attack_view
 from csada.models import create
 from csada.models.modes import borrowed_eval
 from csada.paper import problems
-from csada.paper.library import MEMBERS, SOURCES, read_library
+from csada.paper.library import MEMBERS, read_library
+from csada.paper.sources import SOURCES
 from csada.reading import read_json, write_json
 from csada.training import fit
 from csada.workflow.candidates import candidates

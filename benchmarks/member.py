@@ -24,8 +24,8 @@ from csada.decisions import fit_temperature, held_out
 from csada.decisions.rules import mean_cost
 from csada.evaluation import predict_logits
 from csada.metrics import confusion_counts
-from csada.paper.library import SOURCES
 from csada.paper.problems import problems
+from csada.paper.sources import SOURCES
 from csada.reading import read_json, write_json
 from csada.training import fit
 from csada.workflow.candidates import candidates, train_candidate

@@ -28,7 +28,8 @@ from csada.costs import CostMatrix
 from csada.decisions import Mixture, Selection, choose, fit_temperature, rules, select
 from csada.decisions.rules import mean_cost
 from csada.decisions.selection import Judge, viewed
-from csada.paper.library import GIVEN, MEMBERS, SOURCES, STUDENT, read_library
+from csada.paper.library import GIVEN, MEMBERS, STUDENT, read_library
+from csada.paper.sources import SOURCES
 from csada.paper.study_rows import AIMED, Given
 from csada.reading import write_json
 

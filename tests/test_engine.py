@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-import torch
+from tasks import Reads, Sent, dies, diverges, meets, nowhere, sleeps, threads, waits
 from test_cli import inside
 from test_sweep import finished, numbers, run_here, start, starts, sweep
 
@@ -26,7 +26,9 @@ from csada.errors import Diverged, InputError
 from csada.folders import locked
 from csada.models.modes import borrowed_threads
 from csada.paper import tabular
-from csada.paper.library import SOURCES, extend, read_library
+from csada.paper.grow import extend
+from csada.paper.library import read_library
+from csada.paper.sources import SOURCES
 from csada.reading import read_json
 from csada.workflow.cluster import Resources
 from csada.workflow.compare import Comparison
@@ -138,8 +140,10 @@ def test_a_cluster_that_wants_a_token_is_used(head, tmp_path, monkeypatch, asked
     words = "--engine", client if asked == "as a client" else "ray"
     address = address if asked == "by its address" else ""
     if asked != "found":  # Ray hands its token to no address that is merely named
-        refused = start(sweep(tmp_path), tmp_path, *words, address=address)
-        (line,) = refused.communicate()[1].splitlines()
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
+        refused = inside("reproduce", sweep(tmp_path), "--scale", "smoke", *places, *words)
+        (line,) = refused.stderr.splitlines()
         assert refused.returncode == 2 and "wants its token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN" in line
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
     process = start(sweep(tmp_path, epochs=1), tmp_path, *words, address=address)
@@ -183,12 +187,13 @@ def mute():
 @pytest.mark.parametrize("client", [True, False])
 def test_a_port_that_is_not_rays_is_refused_within_seconds(tmp_path, monkeypatch, capfd, server, client):
     pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setattr("csada.workflow.cluster.PATIENCE", 2)
     with server() as port:
         began, address = time.monotonic(), f"{'ray://' * client}127.0.0.1:{port}"
         monkeypatch.setenv("RAY_ADDRESS", "" if client else address)
         with pytest.raises(InputError, match=f"no Ray cluster answers at {address}: .*; start one"):
             done_and_failed(tmp_path, Engine(address if client else "ray"), a=nowhere)
-        assert time.monotonic() - began < 15 and capfd.readouterr() == ("", "")
+        assert time.monotonic() - began < 7 and capfd.readouterr() == ("", "")
 
 
 def test_the_ports_of_clients_and_of_nodes_are_not_mistaken(head, tmp_path, monkeypatch):
@@ -262,23 +267,6 @@ def test_two_drivers_on_one_sweep_do_every_run_once(cluster, tmp_path):
     assert set(starts(tmp_path).values()) == {1}
 
 
-def nowhere(tell):
-    raise FileNotFoundError("/data/photos is not there")
-
-
-def dies(tell, file=None):
-    if file is not None:
-        with file.open("a") as log:
-            log.write("started\n")
-    os._exit(1)
-
-
-def waits(file, tell):
-    if not file.exists():
-        file.touch()
-        os._exit(1)
-
-
 def done_and_failed(folder, engine, **calls):
     done = []
     tasks = [Task(name, call, lambda _, n=name: done.append(n), folder / name, 1) for name, call in calls.items()]
@@ -316,20 +304,6 @@ def test_a_run_that_kills_its_worker_on_a_cluster_is_tried_thrice_in_all(cluster
     assert (tmp_path / "log").read_text().count("started") == DEATHS
 
 
-class Sent:
-    """A run that notes when it is pickled, and says how many were when it began."""
-
-    def __init__(self, folder, number):
-        self.folder, self.number = folder, number
-
-    def __getstate__(self):
-        (self.folder / f"{self.number}.sent").touch()
-        return vars(self)
-
-    def __call__(self, tell):
-        return len(list(self.folder.glob("*.sent")))
-
-
 def test_a_driver_hands_a_cluster_no_more_than_it_can_do(cluster, tmp_path):
     for limit, most in ((None, len(cluster.list_all_nodes()) + SPARE), (1, 1)):
         folder, found = tmp_path / str(limit), []
@@ -337,10 +311,6 @@ def test_a_driver_hands_a_cluster_no_more_than_it_can_do(cluster, tmp_path):
         tasks = [Task(str(i), Sent(folder, i), found.append, folder / str(i), 1) for i in range(12)]
         assert not carry_out([tasks], Engine("ray", limit))
         assert len(found) == 12 and min(found) <= most  # of the first that was begun
-
-
-def threads(tell):
-    return torch.get_num_threads()
 
 
 def test_the_cores_are_shared_by_the_workers_and_a_node_uses_what_it_was_asked_for(cluster, tmp_path):
@@ -351,7 +321,8 @@ def test_the_cores_are_shared_by_the_workers_and_a_node_uses_what_it_was_asked_f
         assert found == [expected]
 
 
-def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path):
+def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("csada.workflow.engine.PATIENCE", 2)
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
         own = Path(f"/proc/self/fd/{folder}")  # the same name means something else in each process
@@ -361,91 +332,68 @@ def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path):
     assert not done and f"node {socket.gethostname()} does not see {own / 'runs'}; give a folder" in failed["a"]
 
 
-def sleeps(seconds, tell):
-    time.sleep(seconds)
-    return seconds
-
-
 def test_no_node_is_left_out_because_another_driver_has_ended_a_run_that_waits(cluster, tmp_path):
     """It then removes the file by which a node knows the folder."""
-    done, every = [], [2, 2, 0.1, 0.1]
+    done, every, ended = [], [2, 2, 0.1, 0.1], threading.Event()
     tasks = [Task(str(i), partial(sleeps, s), done.append, tmp_path / str(i), 1) for i, s in enumerate(every)]
 
     def remove():
-        end = time.monotonic() + 6
-        while time.monotonic() < end:
-            for task in tasks[2:]:
-                task.file.unlink(missing_ok=True)
-            time.sleep(0.02)
+        """Each thrice: it is written again when the run has come back from a node that did not find it."""
+        left = [task.file for task in tasks[2:]] * 3
+        while left and not ended.wait(0.02):
+            for file in set(left):
+                with suppress(FileNotFoundError):
+                    file.unlink()
+                    left.remove(file)
 
     other = threading.Thread(target=remove)
     other.start()
-    failed = carry_out([tasks], Engine("ray"))
-    other.join()
+    try:
+        failed = carry_out([tasks], Engine("ray"))
+    finally:
+        ended.set()
+        other.join()
     assert not failed and sorted(done) == sorted(every)
 
 
-class Reads:
-    """A run over mapped pixels."""
-
-    def __init__(self, pixels):
-        self.pixels = packed(pixels)
-
-    def __setstate__(self, state):
-        self.pixels = state["pixels"].opened()
-
-    def __call__(self, tell):
-        time.sleep(0.3)
-        return int(self.pixels.sum())
-
-
-@pytest.mark.parametrize("all_lack", [True, False])  # a node that was removed counts as alive for some seconds
-def test_a_node_that_lacks_the_decoded_images_is_left_out_and_the_others_do_the_work(
-    cluster, tmp_path, monkeypatch, all_lack
-):
+def test_a_node_that_lacks_the_decoded_images_is_left_out_and_the_others_do_the_work(cluster, tmp_path, monkeypatch):
     """The same name of a file means something else on a node that was started in another folder."""
     file, deep = tmp_path / "pixels", tmp_path.joinpath(*"abcdefghijkl")  # the way up from there is another
     deep.mkdir(parents=True)
     with file.open("wb") as out:
         write_header(out, (2, 3, 4, 4))
         out.write(bytes([1]) * 2 * 3 * 16)
-    pixels, done = mapped(Path("/proc/self/cwd", os.path.relpath(file)), 2, 4), []
+    pixels, done = packed(mapped(Path("/proc/self/cwd", os.path.relpath(file)), 2, 4)), []
+    tasks = [Task(str(i), Reads(pixels), done.append, tmp_path / "runs" / str(i), 1) for i in range(8)]
     with monkeypatch.context() as there:
         there.chdir(deep)
         lacking = cluster.add_node(**SMALL | {"num_cpus": 2})
     try:
-        tasks = [Task(str(i), Reads(pixels), done.append, tmp_path / "runs" / str(i), 1) for i in range(8)]
-        failed = carry_out([tasks], Engine("ray", resources=Resources(cpus=2 if all_lack else 1)))
-    finally:
-        cluster.remove_node(lacking, allow_graceful=False)
-    if all_lack:  # only that one has two cores
+        with monkeypatch.context() as hasty:
+            hasty.setattr("csada.workflow.engine.PATIENCE", 2)
+            failed = carry_out([tasks], Engine("ray", resources=Resources(cpus=2)))  # only that one has two cores
         assert not done and len(failed) == 8
         for error in map(str, failed.values()):
             assert "must see the decoded images" in error and f"(on node {socket.gethostname()})" in error
-    else:
-        assert not failed and done == [96] * 8
+        assert not carry_out([tasks], Engine("ray")) and done == [96] * 8
+    finally:
+        cluster.remove_node(lacking, allow_graceful=False)
 
 
 DRIVER = """
 import sys
 from pathlib import Path
-import test_engine
+from tasks import forever, threads
 from csada.workflow.engine import Engine, Task, carry_out
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     tasks = [
-        Task("short", test_engine.threads, lambda _: (folder / "short").touch(), folder / "a", 1),
-        Task("long", test_engine.forever, print, folder / "b", 1),
+        Task("short", threads, lambda _: (folder / "short").touch(), folder / "a", 1),
+        Task("long", forever, print, folder / "b", 1),
     ]
     carry_out([tasks], Engine(workers=2))
 """
-
-
-def forever(tell):
-    tell(1, 2)
-    while True:
-        time.sleep(0.1)
 
 
 def children(number):
@@ -467,18 +415,6 @@ def test_no_worker_outlives_a_driver_that_was_killed(tmp_path):
     for number in left:
         os.kill(int(number), signal.SIGKILL)
     assert len(workers) > 2 and not left
-
-
-def meets(own, other, seen, tell):
-    """Each waits until it sees that the other is under way, and then until the driver has seen both."""
-    own.touch()
-    for file in (other, seen):
-        deadline = time.monotonic() + 300
-        while not file.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        tell(1, 2)
-    return own.name
 
 
 def test_a_round_is_done_at_once_and_the_next_one_later_and_progress_names_what_is_under_way(tmp_path):
@@ -507,10 +443,6 @@ def test_a_failure_says_what_it_says_anywhere_but_holds_no_model(tmp_path):
     for engine in (Engine(), Engine(workers=2)):
         failed = carry_out([[Task("a", diverges, print, tmp_path / "a", 1)]], engine)
         assert isinstance(failed["a"], Diverged) and str(failed["a"]) == "the loss became nan"
-
-
-def diverges(tell):
-    raise Diverged("the loss became nan", lambda: "cannot be pickled")
 
 
 @pytest.mark.parametrize(
@@ -639,18 +571,22 @@ def test_folds_and_the_networks_of_a_study_are_done_on_a_cluster(cluster, tmp_pa
     assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("left", [None, "127.0.0.1:1"])
+@pytest.mark.parametrize("left", ["", "127.0.0.1:1"])
 def test_without_a_cluster_one_is_started_and_leaves_no_process(tmp_path, monkeypatch, left):
     """Also where a cluster that was killed has left its address."""
     pytest.importorskip("ray", reason="Ray is not installed")
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # tmp_path would be too long for its sockets
         monkeypatch.setenv("RAY_TMPDIR", folder)  # or another cluster of this machine would be found
         monkeypatch.setenv("HOME", folder)  # Ray writes a token there
-        if left is not None:
+        if left:
             (Path(folder) / "ray").mkdir()
             (Path(folder) / "ray" / "ray_current_cluster").write_text(left)
-        run = start(sweep(tmp_path, epochs=1), tmp_path, "--engine", "ray")  # without RAY_ADDRESS
-        assert "3 done now, 0 before, 0 left, 0 failed" in finished(run)
+            run = start(sweep(tmp_path, epochs=1), tmp_path, "--engine", "ray")  # without RAY_ADDRESS
+            assert "3 done now, 0 before, 0 left, 0 failed" in finished(run)
+        else:  # also from Python
+            monkeypatch.delenv("RAY_ADDRESS", raising=False)
+            done, failed = done_and_failed(tmp_path, Engine("ray"), a=threads)
+            assert done == ["a"] and not failed
         assert list(Path(folder).glob("ray/session_*/logs")) and not gone(partial(of_ray, folder))
 
 

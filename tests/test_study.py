@@ -15,20 +15,11 @@ from csada.cli import app
 from csada.errors import InputError
 from csada.folders import locked
 from csada.metrics import bootstrap_paid, confusion_counts
+from csada.paper import grow, problems, study, study_report
 from csada.paper import library as libraries
-from csada.paper import problems, study, study_report
-from csada.paper.library import (
-    MEMBERS,
-    SOURCES,
-    STUDENT,
-    About,
-    Library,
-    Network,
-    Source,
-    extend,
-    missing,
-    read_library,
-)
+from csada.paper.grow import extend
+from csada.paper.library import MEMBERS, STUDENT, About, Library, Network, missing, read_library
+from csada.paper.sources import SOURCES, Source
 from csada.paper.study import AIMED, AUTO, EVERY, GENERIC, NOTHING, RULE, judge, read_study
 from csada.paper.tables import markdown
 from csada.reading import write_json
@@ -232,13 +223,13 @@ def test_a_library_does_not_grow_with_samples_in_another_order(tiny, tmp_path, m
     assert extend(*here) == []
     before = read_library(tmp_path / "results", "digits")
     turned = replace(one.load("digits", 0), test=one.load("digits", 0).test.take(range(358, -1, -1)))
-    monkeypatch.setattr(libraries.Source, "load", lambda *_: turned)
-    libraries._splits.cache_clear()
+    monkeypatch.setattr(Source, "load", lambda *_: turned)
+    grow._splits.cache_clear()
     with pytest.raises(InputError, match="test samples are not those of its library, or are in another order"):
         extend(*here, baselines=2)
     after = read_library(tmp_path / "results", "digits")
     assert list(after.about.networks) == list(before.about.networks)
-    libraries._splits.cache_clear()
+    grow._splits.cache_clear()
 
 
 def test_a_network_that_another_study_trains_is_waited_for(tiny, tmp_path):
@@ -249,7 +240,7 @@ def test_a_network_that_another_study_trains_is_waited_for(tiny, tmp_path):
 
 
 def task_of(folder):
-    return partial(libraries._made, "digits", SOURCES["digits"], 0, "baseline", folder)
+    return partial(grow._made, "digits", SOURCES["digits"], 0, "baseline", folder)
 
 
 def test_no_network_is_begun_after_the_deadline(tiny, tmp_path):

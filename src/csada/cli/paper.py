@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,11 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from csada.cli import common as cli
-from csada.errors import InputError, RunError
+from csada.errors import InputError, RunError, check_known
 from csada.files import probe, replaceable
 
 
-@cli.app.command()
+@cli.command()
 def toy(
     out: cli.OutDir = Path("out"),
     seeds: Annotated[
@@ -39,9 +40,8 @@ def toy(
         for seed in range(seeds):
             toys.append(run_toy(seed, spread))
             update(seed + 1, seeds)
-    numbers = [
-        [(e.pair_error(GREEN, BLUE).errors, 100 * e.accuracy) for e in toy.evaluations()] for toy in toys
-    ]  # by seed, before and after
+    # by seed, before and after
+    numbers = [[(e.pair_error(GREEN, BLUE).errors, 100 * e.accuracy) for e in toy.evaluations()] for toy in toys]
     shown = next((seed for seed, (before, _) in enumerate(numbers) if before[0]), 0)
     figure = toy_figure(*panels(toys[shown]), toys[shown].splits.classes, METHOD.epsilon)
     cli.say(f"toy, spread {spread:g}, mean over {seeds} seed{'s' * (seeds > 1)}; the figure shows seed {shown}")
@@ -52,7 +52,7 @@ def toy(
     cli.show_files(save(figure, out / "toy.png"))
 
 
-@cli.app.command()
+@cli.command()
 def demo(
     out: cli.OutDir = Path("out"),
     seeds: Annotated[int, typer.Option(min=2, help="How many times, each with its own split and start.")] = 8,
@@ -100,7 +100,7 @@ def demo(
     cli.show_files(save(demo_figure(by_row), out / "demo.png"))
 
 
-@cli.app.command()
+@cli.command()
 def tabular(
     out: Annotated[Path, typer.Option("--out", help="The record to write.")] = Path("out/tabular.json"),
     seeds: Annotated[int, typer.Option(min=2, help="How many splits, each with its own baseline.")] = 10,
@@ -126,7 +126,7 @@ def tabular(
     cli.show_files([write_json(out, record)])
 
 
-@cli.app.command()
+@cli.command()
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="One of --list, all (the shortest first), or your own TOML file.")
@@ -142,7 +142,7 @@ def reproduce(
         "results"
     ),
     data: Annotated[str | None, typer.Option(help="Another data set, such as pmi for the photographs.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="The folder of the data set's files.")] = None,
+    data_dir: cli.DataDir = None,
     all_pairs: Annotated[bool, typer.Option(help="Every pair of classes, not only the chosen ones.")] = False,
     methods: Annotated[str | None, typer.Option(help="Only these methods: csada,sosr.")] = None,
     matrices: Annotated[int | None, typer.Option(min=1, help="Only the first cost matrices.")] = None,
@@ -151,10 +151,7 @@ def reproduce(
     baselines: Annotated[
         Path | None, typer.Option(help="Folder of baselines, in small files, that go from machine to machine.")
     ] = None,
-    engine: cli.EngineName = "local",
-    workers: cli.Workers = None,
-    per_run: cli.PerRun = "",
-    store: cli.StoreUrl = None,
+    engines: cli.Engines = cli.HERE,
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
     """Tables and figures of the paper: do the runs that are missing, write the record, draw from it.
@@ -196,7 +193,7 @@ def reproduce(
     for spec in sorted(specs, key=lambda s: s.count * s.seconds):
         with (
             cli.progress(spec.name) as update,
-            cli.chosen_engine(engine, workers, per_run, store, runs, BASELINES, spec.folder) as where,
+            engines.started(runs, BASELINES, spec.folder) as where,
         ):
             report = run_experiment(
                 spec,
@@ -229,7 +226,17 @@ def reproduce(
         raise RunError(f"{failed} run{'s' * (failed > 1)} failed, named above; the same command tries again")
 
 
-@cli.app.command()
+@dataclass(frozen=True)
+class Networks(cli.Engines):
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Networks at once, at most; by default one, with Ray all that fit. As many judge, or two."
+        ),
+    ] = None
+
+
+@cli.command()
 def study(
     names: Annotated[
         list[str] | None, typer.Argument(help="Data sets to train what is missing for; without one, only judge.")
@@ -243,15 +250,7 @@ def study(
         float | None, typer.Option("--time", min=0, help="Minutes of training: no network is begun after them.")
     ] = None,
     baselines: Annotated[int | None, typer.Option(min=1, help="How many baselines, if not the data set's own.")] = None,
-    engine: cli.EngineName = "local",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Networks at once, at most; by default one, with Ray all that fit. As many judge, or two."
-        ),
-    ] = None,
-    per_run: cli.PerRun = "",
-    store: cli.StoreUrl = None,
+    engines: Networks = Networks(),  # noqa: B008 - frozen
 ) -> None:
     """What views, restarts, mixup, selection and the rule are worth, on public data and many cost problems.
 
@@ -260,13 +259,15 @@ def study(
 
     Example: csada study digits --time 10
     """
-    from csada.paper.library import SOURCES, STUDY, extend, missing, planned, read_library
+    from csada.paper.grow import STUDY, extend
+    from csada.paper.library import missing, planned, read_library
+    from csada.paper.sources import SOURCES
     from csada.paper.study import judge, read_study, to_judge
     from csada.paper.study_report import render
     from csada.reading import write_json
 
-    if unknown := [name for name in names or () if name not in SOURCES]:
-        raise InputError(f"unknown data set {unknown[0]!r}; known: {', '.join(SOURCES)}")
+    for name in names or ():
+        check_known("data set", name, SOURCES)
     record = results / "study.json"
     found = read_study(record)
     if show:
@@ -284,7 +285,7 @@ def study(
         probe(folder)
     deadline = math.inf if minutes is None else time.time() + 60 * minutes
     failed = []
-    with cli.chosen_engine(engine, workers, per_run, store, runs, STUDY) as where:
+    with engines.started(runs, STUDY) as where:
         for name in names or ():
             total = len(planned(name, baselines))
             with cli.progress(name) as update:
@@ -299,7 +300,7 @@ def study(
         if library is None or not library.seeds:
             continue
         with cli.progress(f"judging {name}") as update:
-            found = judge(found, results, name, SOURCES[name], jobs=workers or 2, on_progress=update)
+            found = judge(found, results, name, SOURCES[name], jobs=engines.workers or 2, on_progress=update)
         write_json(record, found)
     if not found.libraries:
         raise InputError(f"no library with a complete baseline in {results}; csada study NAME trains one")
@@ -311,7 +312,7 @@ def study(
 ResultsDir = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 
 
-@cli.app.command("tables")
+@cli.command("tables")
 def write_tables(results: ResultsDir = Path("results"), out: cli.OutDir = Path("results")) -> None:
     """The paper's tables from the records, ours beside the paper's: Markdown, CSV and LaTeX.
 
@@ -324,7 +325,7 @@ def write_tables(results: ResultsDir = Path("results"), out: cli.OutDir = Path("
         cli.show_files(reproduction.write_tables(record, out))
 
 
-@cli.app.command("figures")
+@cli.command("figures")
 def write_figures(results: ResultsDir = Path("results"), out: cli.OutDir = Path("results")) -> None:
     """The paper's figures from the records: PNG and SVG.
 

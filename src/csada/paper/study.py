@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from csada.costs import CostMatrix
 from csada.decisions.rules import STRENGTHS, mean_cost
 from csada.errors import InputError
-from csada.paper.library import MEMBERS, Source, read_library
+from csada.paper.library import MEMBERS, read_library
 from csada.paper.problems import KINDS
+from csada.paper.sources import Source
 from csada.paper.study_rows import AIMED, ARGMAX, AUTO, CSADA, DRAWN, GENERIC, RULE, Decider, Given
 from csada.processes import in_order
 from csada.reading import read_json, sha256

@@ -10,8 +10,9 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from csada.paper.library import MEMBERS, SOURCES
+from csada.paper.library import MEMBERS
 from csada.paper.problems import KINDS
+from csada.paper.sources import SOURCES
 from csada.paper.study import ALLOWED, BUDGETS, CURVES, EVERY, SHOWN, Difference, Line, Study
 from csada.paper.study_rows import AIMED, ARGMAX, AUTO, CSADA, DRAWN, GENERIC, MEMBER, ROWS, RULE, SINGLE, VIEWS
 from csada.paper.tables import Cell, Table, Value, write

@@ -17,8 +17,9 @@ from csada.costs import CostMatrix
 from csada.decisions import CALIBRATIONS, MinimumExpectedCost, Mixture, Selection, choose, fit_temperature, select
 from csada.decisions.rules import STRENGTHS
 from csada.metrics import confusion_counts
-from csada.paper.library import GIVEN, MEMBERS, OUT_OF_FOLD, STUDENT, Library, Source
+from csada.paper.library import GIVEN, MEMBERS, OUT_OF_FOLD, STUDENT, Library
 from csada.paper.problems import problems
+from csada.paper.sources import Source
 
 AIMED = "aimed"  # the problems that networks were trained for, "aimed KIND" those of a kind
 MEMBER, CSADA = "csada as member", "csada"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from browser import chromium
+from program import program
 from scipy.stats import binomtest
 from sklearn.datasets import load_wine
-from test_cli import csada as program
 from test_cli import inside, refused
 from test_docs import blocks, commands, text
 

@@ -1,17 +1,19 @@
 """The program as a user starts it: a process of its own."""
 
-import io
 import json
 import re
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryFile
 from unittest.mock import patch
 
 import pytest
 import torch
+from program import Program
 from torch import nn
 from typer.main import get_command
 
@@ -26,13 +28,17 @@ def csada(*arguments, **kw):
     return subprocess.run([sys.executable, "-m", "csada", *map(str, arguments)], capture_output=True, text=True, **kw)
 
 
-def inside(*arguments):
-    """The same program in this process, where PyTorch is loaded already."""
-    out, err, words = io.StringIO(), io.StringIO(), ["csada", *map(str, arguments)]
-    with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", words), pytest.raises(SystemExit) as end:
-        main()
-        sys.exit(0)
-    return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
+def inside(*arguments, cwd="."):
+    """The same program in this process, where PyTorch is loaded already; its output goes to files, as of a process."""
+    words, plain = ["csada", *map(str, arguments)], {"mode": "w+", "encoding": "utf-8"}
+    with TemporaryFile(**plain) as out, TemporaryFile(**plain, errors="backslashreplace") as err:
+        given, caught = patch.object(sys, "argv", words), pytest.raises(SystemExit)
+        with chdir(cwd), redirect_stdout(out), redirect_stderr(err), given, caught as end:
+            main()
+            sys.exit(0)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, end.value.code or 0, out.read(), err.read())
 
 
 def refused(*arguments):
@@ -129,13 +135,10 @@ def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path):
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_stopped_says_what_is_kept_and_the_same_command_resumes(tmp_path, sent, code):
     words = ("train", "digits", "--model", "cnn", "--scale", "0.2", "--epochs", "100000", "--out", tmp_path / "m")
-    program = [sys.executable, "-m", "csada", *map(str, words)]
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background job ignores Ctrl-C
-    run = subprocess.Popen(program, preexec_fn=heard, **piped)
+    run = Program(*words)
     try:
         while run.poll() is None and not list(tmp_path.glob("m/.csada/*/checkpoint-0")):
-            pass
+            time.sleep(0.01)
         run.send_signal(sent)
         out, err = run.communicate(timeout=60)
     finally:

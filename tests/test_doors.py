@@ -10,14 +10,16 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import chromium
 from PIL import Image
+from program import program
 from samples import announced, write_folder
-from test_cli import csada as program
+from test_cli import csada as fresh
 from test_cli import inside, refused
 from typer.main import get_command
 
@@ -272,7 +274,7 @@ print(sum(map(len, load(sys.argv[1], size=8).parts.values())))
 def test_pillow_adds_no_lines_of_its_own(tmp_path):
     write_folder(tmp_path / "photos", {"cat": 8, "dog": 8}, size=(16, 16))
     (tmp_path / "photos" / "cat" / "large.png").write_bytes(announced(10_000, 10_000))
-    own = {**os.environ, "CSADA_CACHE": str(tmp_path / "cache")}
+    own = os.environ | {"CSADA_CACHE": str(tmp_path / "cache")}
     done = program("data", "show", tmp_path / "photos", "--skip-bad", env=own)
     assert done.returncode == 0 and "Bomb" not in done.stderr and "could be" not in done.stderr
 
@@ -423,12 +425,10 @@ def test_the_memory_of_every_command_is_on_record_or_why_it_is_not(monkeypatch):
 
 def test_a_full_disk_while_a_method_trains_is_one_line(named, tmp_path):
     """A file may have no more than 4 kB: the same error as on a full disk."""
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); from csada.cli import main; main()"
-    )
     words = ["fit", "model", "table.csv", "--costs", "costs.csv", "--method", "csada", "--epochs", "1"]
     more = ["--seen", "keep", "--out", str(tmp_path / "fitted")]
-    done = subprocess.run([sys.executable, "-c", code, *words, *more], cwd=named, capture_output=True, text=True)
+    full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
+    done = program(*words, *more, cwd=named, before=full)
     assert done.returncode == 1 and os.strerror(errno.EFBIG) in done.stderr.splitlines()[-1], done.stderr
     assert "Traceback" not in done.stderr and not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -439,6 +439,6 @@ def test_a_folder_of_others_is_not_written_to(tmp_path, command):
     (place := tmp_path / "place").mkdir()
     place.chmod(0o555)
     drop = lambda: ctypes.CDLL(None).prctl(24, 1)  # noqa: E731 - PR_CAPBSET_DROP
-    done = program(*command.format(place).split(), preexec_fn=drop)
+    done = fresh(*command.format(place).split(), preexec_fn=drop)
     assert done.returncode in (1, 2) and "Permission denied" in done.stderr.splitlines()[-1], done.stderr
     assert "Traceback" not in done.stderr and os.listdir(place) == []

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_cli import csada as program
 from test_cli import inside, refused
 
 import csada
@@ -146,7 +145,7 @@ def test_columns_of_a_table_are_matched_by_name_whatever_their_order(tmp_path):
     costs = csada.CostMatrix.from_pairs(("ill", "well"), {("ill", "well"): 5})
     found = [judge(saved, csada.data.load(path), costs)[0] for path in (data, turned)]
     assert (found[0].confusion == found[1].confusion).all() and found[0].accuracy > 0.9
-    answers = [program("predict", tmp_path / "m", path) for path in (data, turned)]
+    answers = [inside("predict", tmp_path / "m", path) for path in (data, turned)]
     assert answers[0].returncode == 0 and answers[0].stdout == answers[1].stdout
     with pytest.raises(csada.InputError, match=r"other has other columns than the classifier: rename 'doze' to 'dose'"):
         judge(saved, csada.data.load(other), costs)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from program import Program
 from test_cli import inside, refused
 
 import csada
@@ -55,15 +56,15 @@ def fitted(base):
 
 def killed(command, out):
     """Run until its first checkpoint, and no further."""
-    line = [sys.executable, "-m", "csada", *map(str, command)]
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 120
+    process, deadline = Program(*command), time.monotonic() + 120
+    try:
         while not list(out.glob(".csada/[0-9a-f]*")) and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         yield
+    finally:
         process.kill()
-    assert process.returncode == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
 
 
 def test_a_fitted_folder_tells_the_whole_run(base, fitted, splits):

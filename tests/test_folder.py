@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from samples import TOO_LARGE, Caught, caught, counts, jpeg, refused, rows, within, write_folder
-from test_cli import csada as program
+from test_cli import inside
 
 import csada.data
 from csada.data.folder import listed, save
@@ -228,19 +228,18 @@ def test_corrupt_image_is_named_or_skipped_unless_its_class_has_no_other(tmp_pat
     refused("test has images of dog but train has none", tmp_path, size=16, skip_bad=True)
 
 
+@pytest.mark.filterwarnings("ignore")  # Pillow's own, which the program does not show
 def test_images_that_are_too_large_are_skipped_like_any_bad_one(tmp_path):
-    photos, env = tmp_path / "photos", os.environ | {"PYTHONWARNINGS": "ignore"}
+    photos = tmp_path / "photos"
     write_folder(photos, {"train/cat": 5, "train/dog": 5, "valid/cat": 2, "test/cat": 3})
     for name, content in TOO_LARGE.items():
         (photos / "train" / "dog" / f"{name}.png").write_bytes(content)
-    shown = program("data", "show", photos, "--skip-bad", "--json", env=env)
+    shown = inside("data", "show", photos, "--skip-bad", "--json")
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert found["samples"]["train"] == {"cat": 5, "dog": 5} and len(found["skipped"]) == len(TOO_LARGE)
     assert "long.png: 100,000,000 x 1 pixels; the longer side counts; at most 65,535 are read" in found["skipped"][3]
-    trained = program(
-        "train", photos, "--skip-bad", "--model", "cnn", "--epochs", "1", "--out", tmp_path / "m", env=env
-    )
+    trained = inside("train", photos, "--skip-bad", "--model", "cnn", "--epochs", "1", "--out", tmp_path / "m")
     assert trained.returncode == 0, trained.stderr
     assert trained.stderr.count("left out: ") == len(TOO_LARGE)
 

@@ -16,12 +16,14 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made import made_evidence
 from PIL import Image
+from program import program
 from samples import write_folder
 from test_cli import inside, refused
 
@@ -321,12 +323,12 @@ def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, place):
 
 def test_a_full_disk_is_one_line(tmp_path):
     """A file may have no more than 4 kB: the same error as on a full disk."""
-    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); from csada.cli import main; main()"
+    full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
     for words in (
         ["train", "digits", "--model", "mlp", "--epochs", "1", "--out", "m"],
         ["data", "show", "digits", "--figure", "f.png"],
     ):
-        done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+        done = program(*words, cwd=tmp_path, before=full)
         assert done.returncode == 1 and "File too large" in done.stderr.splitlines()[-1], done.stderr
         assert "Traceback" not in done.stderr and not [p for p in tmp_path.rglob("*") if p.is_file()]
 

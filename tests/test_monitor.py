@@ -758,7 +758,7 @@ def test_ten_lines_without_csada_write_a_log(folder, classifier, tmp_path):
 
 def test_many_classes_of_a_sample_each_have_a_limit_of_change():
     """Nothing is known of how samples of a class differ, and no matrix of that can be inverted."""
-    k = 300
+    k = 150
     scores = np.random.default_rng(0).normal(size=(k, k)) + 4 * np.eye(k)
     p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     reference = Reference(p, np.arange(k), p.argmax(1), 1.0 - np.eye(k))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from browser import chromium
 from made import HOSTILE, RULE, made_evidence
-from test_cli import csada as program
+from test_cli import inside as program
 
 import csada
 from csada.cli.evaluate import report

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -18,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from strategies import mlp
+from test_cli import inside
 from typing_extensions import TypeAliasType
 
 import csada
@@ -269,7 +268,7 @@ def test_on_the_command_line_too(tmp_path):
         "--out",
         tmp_path / "out",
     ]
-    done = subprocess.run([sys.executable, "-m", "csada", *arguments], capture_output=True, text=True)
+    done = inside(*arguments)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.endswith("csada: steps is []; a whole number is needed\n") and done.stderr.count("\n") == 1
     assert os.listdir(tmp_path) == ["model"]

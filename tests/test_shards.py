@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from samples import jpeg, refused, write_folder
-from test_cli import csada as program
+from test_cli import inside
 
 import csada.data
 from csada.data.cache import seal
@@ -181,9 +181,9 @@ def test_a_shard_that_is_cut_off_is_named_and_used_up_to_there_if_asked(tmp_path
     left = 20 if where == "in the end mark" else 19
     assert sum(map(len, splits.parts.values())) == 60 + left
     assert splits.skipped == (f"p-1.tar: cut off; the {left} images before the cut are used",)
-    shown = program("data", "show", tmp_path / "s", "--skip-bad")
+    shown = inside("data", "show", tmp_path / "s", "--skip-bad")
     assert shown.returncode == 0 and "cut off" in shown.stderr
-    shown = program("data", "show", tmp_path / "s")
+    shown = inside("data", "show", tmp_path / "s")
     assert shown.returncode == 2 and shown.stderr.count("\n") == 1 and "p-1.tar is cut off" in shown.stderr
 
 
@@ -264,6 +264,6 @@ def test_parts_of_a_large_set_stay_on_the_disk(tmp_path, monkeypatch):
 
 def test_the_cache_is_bounded_by_an_option(tmp_path):
     write(tmp_path / "p.tar", keyed(0, 60))
-    shown = program("data", "show", tmp_path / "p.tar", "--cache-gb", "1e-6")
+    shown = inside("data", "show", tmp_path / "p.tar", "--cache-gb", "1e-6")
     assert shown.returncode == 1 and "--cache-gb" in shown.stderr and shown.stderr.count("\n") == 1
-    assert program("data", "show", tmp_path / "p.tar", "--cache-gb", "1").returncode == 0
+    assert inside("data", "show", tmp_path / "p.tar", "--cache-gb", "1").returncode == 0

@@ -12,13 +12,16 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from program import program
 from samples import TOO_LARGE
+from test_cli import inside
 from torch import nn
 
 import csada
@@ -352,11 +355,11 @@ def test_an_export_that_fails_leaves_the_old_file_whole(saved, tmp_path):
     """A disk that is full: here, a limit on the size of files."""
     out = tmp_path / "model.onnx"
     out.write_bytes(b"the old one")
-    small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # noqa: E731
-    failed = run("export", saved / "rule", "--out", out, "--force", preexec_fn=small)
+    small = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (50_000, 50_000))
+    failed = program("export", saved / "rule", "--out", out, "--force", before=small)
     assert failed.returncode == 1 and "is kept" in failed.stderr and len(failed.stderr.splitlines()) == 1
     assert out.read_bytes() == b"the old one" and os.listdir(tmp_path) == ["model.onnx"]
-    done = run("export", saved / "rule", "--out", out, "--force", "--json")
+    done = inside("export", saved / "rule", "--out", out, "--force", "--json")
     assert done.returncode == 0 and done.stderr == ""
     about = json.loads(done.stdout)
     assert about["bytes"] == out.stat().st_size > 50_000 and os.listdir(tmp_path) == ["model.onnx"]
@@ -377,7 +380,7 @@ def test_the_extra_that_is_missing_is_named(saved, tmp_path):
 
 def test_folder_and_file_give_the_same_rows(exported, images):
     by_folder, by_file = (
-        run("predict", exported / name, images, "--all", "--format", "jsonl") for name in ("rule", "rule.onnx")
+        inside("predict", exported / name, images, "--all", "--format", "jsonl") for name in ("rule", "rule.onnx")
     )
     assert by_folder.returncode == by_file.returncode == 0 and by_folder.stderr == by_file.stderr == ""
     left, right = ([json.loads(line) for line in done.stdout.splitlines()] for done in (by_folder, by_file))
@@ -679,7 +682,7 @@ def test_rows_of_a_table_by_the_names_of_their_columns(rows, tmp_path):
 def test_a_row_that_is_no_numbers_is_named(rows, tmp_path):
     root = rows
     (tmp_path / "new.csv").write_text("age,dose\n1,2\n3,much\n1e39,0\n4\n5,6\n")
-    done = run("predict", root / "b", tmp_path / "new.csv")
+    done = inside("predict", root / "b", tmp_path / "new.csv")
     assert done.returncode == 1
     assert [row["row"] for row in table(done.stdout) if row["error"]] == ["2", "3", "4"]
     assert "line 3, column 'dose': 'much' is not a finite number" in done.stderr and "3 of 5" in done.stderr

@@ -14,8 +14,9 @@ from uuid import uuid4
 
 import fsspec
 import pytest
+from tasks import threads
 from test_cli import inside
-from test_engine import QUIET, SMALL, gone, of_ray, threads, wait_for
+from test_engine import QUIET, SMALL, gone, of_ray, wait_for
 from test_sweep import finished, numbers, run_here, start, starts, sweep
 
 from csada.bounds import VARIABLE

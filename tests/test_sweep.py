@@ -12,9 +12,11 @@ import subprocess
 import sys
 import termios
 import time
+from functools import partial
 
 import numpy as np
 import pytest
+from program import Program, program
 
 import csada
 from csada.paper import EXPERIMENTS
@@ -51,10 +53,8 @@ def run_here(path, folder):
 
 
 def start(spec, folder, *more, address="", **kw):
-    command = [sys.executable, "-m", "csada", "reproduce", spec, "--scale", "smoke"]
-    command += ["--runs", folder / "runs", "--results", folder / "results", *more]
-    pipe, own = subprocess.PIPE, os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": address}
-    return subprocess.Popen([*map(str, command)], stdout=pipe, stderr=pipe, text=True, env=own, **kw)
+    words = "reproduce", spec, "--scale", "smoke", "--runs", folder / "runs", "--results", folder / "results", *more
+    return Program(*words, env=os.environ | {"RAY_ADDRESS": address}, **kw)
 
 
 def finished(process):
@@ -170,7 +170,7 @@ def test_a_full_disk_fails_the_run_that_meets_it_by_name_and_no_other(tmp_path):
     (weights,) = tmp_path.glob("runs/baselines/*/model/model.safetensors")
     limit = 2 * weights.stat().st_size  # room for the weights, not for Adam's two moments besides
     spec = sweep(tmp_path, matrices=3, more='options.sosr.optimizer = "adam"')
-    process = start(spec, tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    process = start(spec, tmp_path, before=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit)))
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1 and "Traceback" not in err
     assert "2 done now, 1 before, 0 left, 3 failed" in out
@@ -264,15 +264,14 @@ def test_the_most_confused_pairs_come_from_the_baseline_and_all_pairs_are_those_
 
 
 def test_all_ten_experiments_of_the_paper_from_one_command_and_the_list_of_them(tmp_path):
-    def program(*arguments):
-        command = [sys.executable, "-m", "csada", "reproduce", *arguments]
-        where = ["--runs", tmp_path / "runs", "--results", tmp_path / "results", "--scale", "smoke"]
-        run = subprocess.run([*map(str, command + where)], capture_output=True, text=True, env=ENVIRONMENT)
+    def said(*words):
+        where = "--runs", tmp_path / "runs", "--results", tmp_path / "results", "--scale", "smoke"
+        run = program("reproduce", *words, *where)
         assert run.returncode == 0 and run.stderr == "", run.stderr
         return run.stdout
 
-    program("all")
-    listed = {words[0]: words for line in program("--list").splitlines() if len(words := line.split()) > 4}
+    said("all")
+    listed = {words[0]: words for line in said("--list").splitlines() if len(words := line.split()) > 4}
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").glob("*.json")}
     assert sorted(found) == [f"{name}-smoke" for name in EXPERIMENTS]
     for name in EXPERIMENTS:

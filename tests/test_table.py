@@ -12,7 +12,6 @@ from samples import Caught, caught, counts, refused, rows, within
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from test_cli import csada as program
 from test_cli import inside
 
 import csada.data
@@ -114,7 +113,7 @@ def test_an_index_written_by_pandas_is_no_feature(tmp_path, name):
 def test_the_program_shows_what_is_odd(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join([",dose,risk", *(f"{i},{i}.5,{'ab'[i % 2]}" for i in range(40))]))
     for flags in ([], ["--json"]):
-        run = program("data", "show", tmp_path / "t.csv", *flags)
+        run = inside("data", "show", tmp_path / "t.csv", *flags)
         assert run.returncode == 0 and "the first column is an index and was left out" in run.stdout + run.stderr
 
 

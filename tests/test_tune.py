@@ -1,17 +1,17 @@
 import json
-import os
 import resource
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from program import Program, program
 from test_cli import inside, refused
 
 import csada
@@ -23,7 +23,6 @@ from csada.workflow import tune as tuning
 from csada.workflow.engine import Engine
 from csada.workflow.train import train
 
-ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 SCALE = 0.3
 
 
@@ -133,8 +132,7 @@ def test_killed_it_resumes_and_ends_as_if_nothing_had_happened(base, start, spli
     words = ["tune", base, "digits", "--scale", SCALE, "--costs", doses, "--budget", 2, "--epochs", 2, "--trials", 7]
     words += ["--workers", workers]
     out = tmp_path / "killed"
-    line = [sys.executable, "-m", "csada", *map(str, [*words, "--out", out])]
-    running = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
+    running = Program(*words, "--out", out)
     deadline = time.monotonic() + 120
     while len(lines(out)) < 3 and running.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -169,13 +167,9 @@ def test_killed_it_resumes_and_ends_as_if_nothing_had_happened(base, start, spli
 
 def test_a_full_disk_ends_a_search_in_one_line_and_the_next_start_resumes(base, splits, doses, tmp_path):
     words = ["tune", base, "digits", "--scale", SCALE, "--costs", doses, "--epochs", 1, "--trials", 2, "--workers", 2]
-    line = [sys.executable, "-m", "csada", *map(str, [*words, "--out", tmp_path / "out"])]
     small = (base / "model.safetensors").stat().st_size // 2  # a checkpoint is larger
-
-    def full():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
-
-    run = subprocess.run(line, capture_output=True, text=True, env=ENV, preexec_fn=full)
+    full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (small, small))
+    run = program(*words, "--out", tmp_path / "out", before=full)
     assert run.returncode == 1 and "File too large" in run.stderr.splitlines()[-1] and "Traceback" not in run.stderr
     assert lines(tmp_path / "out") == []
     assert inside(*words, "--out", tmp_path / "out").returncode == 0 and len(lines(tmp_path / "out")) == 2

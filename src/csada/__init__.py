@@ -9,77 +9,52 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from csada import data, models
-    from csada.attacks import AttackResult, Outcome, attack, boundary_distance
-    from csada.classifier import Classifier
-    from csada.costs import CostMatrix
-    from csada.data.splits import Part, Splits
-    from csada.decisions import Abstention, CostsByTruth, Limits, MinimumExpectedCost, ThresholdMoving
-    from csada.errors import InputError, RunError
-    from csada.evaluation import evaluate, evaluate_scores, predict_logits
-    from csada.methods import METHODS
-    from csada.metrics import Evaluation
-    from csada.training import Fitted, fit
-    from csada.workflow.auto import auto
-    from csada.workflow.fit import improve
+    from csada import data as data
+    from csada import models as models
+    from csada.attacks import AttackResult as AttackResult
+    from csada.attacks import Outcome as Outcome
+    from csada.attacks import attack as attack
+    from csada.attacks import boundary_distance as boundary_distance
+    from csada.classifier import Classifier as Classifier
+    from csada.costs import CostMatrix as CostMatrix
+    from csada.data.splits import Part as Part
+    from csada.data.splits import Splits as Splits
+    from csada.decisions import Abstention as Abstention
+    from csada.decisions import CostsByTruth as CostsByTruth
+    from csada.decisions import Limits as Limits
+    from csada.decisions import MinimumExpectedCost as MinimumExpectedCost
+    from csada.decisions import ThresholdMoving as ThresholdMoving
+    from csada.errors import InputError as InputError
+    from csada.errors import RunError as RunError
+    from csada.evaluation import evaluate as evaluate
+    from csada.evaluation import evaluate_scores as evaluate_scores
+    from csada.evaluation import predict_logits as predict_logits
+    from csada.methods import METHODS as METHODS
+    from csada.metrics import Evaluation as Evaluation
+    from csada.training import Fitted as Fitted
+    from csada.training import fit as fit
+    from csada.workflow.auto import auto as auto
+    from csada.workflow.fit import improve as improve
 
 __version__ = "0.1.0"
 
-_HOME = {  # in data-flow order
-    "CostMatrix": "costs",
-    "Evaluation": "metrics",
-    "Part": "data.splits",
-    "Splits": "data.splits",
-    "MinimumExpectedCost": "decisions",
-    "ThresholdMoving": "decisions",
-    "Abstention": "decisions",
-    "CostsByTruth": "decisions",
-    "Limits": "decisions",
-    "evaluate": "evaluation",
-    "evaluate_scores": "evaluation",
-    "predict_logits": "evaluation",
-    "attack": "attacks",
-    "boundary_distance": "attacks",
-    "AttackResult": "attacks",
-    "Outcome": "attacks",
-    "METHODS": "methods",
-    "fit": "training",
-    "Fitted": "training",
-    "Classifier": "classifier",
-    "improve": "workflow.fit",
-    "auto": "workflow.auto",
-    "InputError": "errors",
-    "RunError": "errors",
+_NAMES = {  # of each module, in data-flow order
+    "costs": ("CostMatrix",),
+    "metrics": ("Evaluation",),
+    "data.splits": ("Part", "Splits"),
+    "decisions": ("MinimumExpectedCost", "ThresholdMoving", "Abstention", "CostsByTruth", "Limits"),
+    "evaluation": ("evaluate", "evaluate_scores", "predict_logits"),
+    "attacks": ("attack", "boundary_distance", "AttackResult", "Outcome"),
+    "methods": ("METHODS",),
+    "training": ("fit", "Fitted"),
+    "classifier": ("Classifier",),
+    "workflow.fit": ("improve",),
+    "workflow.auto": ("auto",),
+    "errors": ("InputError", "RunError"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [  # noqa: RUF022 - in data-flow order
-    "CostMatrix",
-    "Evaluation",
-    "Part",
-    "Splits",
-    "MinimumExpectedCost",
-    "ThresholdMoving",
-    "Abstention",
-    "CostsByTruth",
-    "Limits",
-    "evaluate",
-    "evaluate_scores",
-    "predict_logits",
-    "attack",
-    "boundary_distance",
-    "AttackResult",
-    "Outcome",
-    "METHODS",
-    "fit",
-    "Fitted",
-    "Classifier",
-    "improve",
-    "auto",
-    "InputError",
-    "RunError",
-    "data",
-    "models",
-]
+__all__ = [*_HOME, "data", "models"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.models.modes import borrowed_eval, check_logits, logits_of
 
 LONGEST = 10_000  # steps: more is a slip of the hand
@@ -57,9 +57,8 @@ class Ascent:
             raise InputError(f"steps must be at least 1, got {self.steps}")
         if self.steps > LONGEST:
             raise InputError(f"steps must be at most {LONGEST:,}, got {self.steps:,}")
-        for name, choice, known in (("norm", self.norm, PROJECTIONS), ("step", self.step, DIRECTIONS)):
-            if choice not in known:
-                raise InputError(f"unknown {name} {choice!r}; known: {', '.join(known)}")
+        check_known("norm", self.norm, PROJECTIONS)
+        check_known("step", self.step, DIRECTIONS)
 
     @classmethod
     def of(cls, method: object) -> Ascent:

@@ -28,8 +28,8 @@ BOUNDS = {
     "groups": 1_000,  # of samples, that `csada check` judges one by one
     "limits": 25_000,  # that are judged together; each in every group of `csada check` counts
     "answers": 5_000,  # comparisons of one expert
-    "archive": 2
-    ** 28,  # bytes of a file of MNIST, of a batch of CIFAR-10 or of its archive, unpacked; CIFAR-10 has 70 % of that
+    # bytes of a file of MNIST, of a batch of CIFAR-10 or of its archive, unpacked; CIFAR-10 has 70 % of that
+    "archive": 2**28,
     "scores": 2**33,  # bytes of the arrays of an .npz file of scores
     "levels": 100,  # of lists and tables inside each other, in JSON and TOML
     "weights": 2**36,  # bytes of a file of weights, of arrays, of a checkpoint or of an exported model

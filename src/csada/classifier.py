@@ -30,10 +30,9 @@ from torch import Tensor, nn
 from csada import data as datasets
 from csada.costs import CostMatrix, name_changes
 from csada.data.augment import VIEWS, View, allowed_views
-from csada.data.splits import PARTS, Part, Splits, seen
-from csada.data.stored import Input
+from csada.data.splits import PARTS, Input, Part, Splits, seen
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, Rule, argmax
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import Evidence, Training, arrays_of, costs_in
 from csada.folders import CHANGES, CONFIG, replaced
@@ -41,14 +40,7 @@ from csada.logbook import Log
 from csada.manifest import ARRAYS, FORMAT, Manifest, complete, deployed, read_manifest
 from csada.metrics import REFER, Evaluation
 from csada.models.members import Member, as_network, check_members, check_views
-from csada.models.saved import (
-    check_architectures,
-    fingerprint,
-    load_members,
-    read_tensors,
-    save_members,
-    signature,
-)
+from csada.models.saved import check_architectures, fingerprint, load_members, read_tensors, save_members, signature
 from csada.reading import plain, sha256, write_json
 from csada.report.card import card
 
@@ -194,7 +186,7 @@ class Classifier:
 
     @property
     def _costs(self) -> CostMatrix:
-        return self.costs or CostMatrix(CostMatrix.uniform(len(self.classes)).values, self.classes)
+        return self.costs or CostMatrix.from_pairs(self.classes, {})
 
     def logits(self, x: Any) -> Tensor:
         """x as it is stored, [N, ...]: pixels or rows."""
@@ -224,15 +216,8 @@ class Classifier:
         logits = self.logits(x)
         decided = self.decision.automatic(self._costs).decide(logits)
         rows, refer = np.arange(len(logits)), np.asarray(self.rule(logits)) == REFER
-        return (
-            decided.chosen,
-            decided.probabilities[rows, decided.chosen],
-            decided.cost,
-            refer,
-            decided.probabilities,
-            decided.expected_costs,
-            decided.criterion,
-        )
+        p, chosen = decided.probabilities, decided.chosen
+        return chosen, p[rows, chosen], decided.cost, refer, p, decided.expected_costs, decided.criterion
 
     @cached_property
     def fingerprint(self) -> str:
@@ -270,8 +255,7 @@ class Classifier:
 
     def scores(self, data: Any, part: str = "test", *, seen: str = "refuse") -> Scores:
         """Logits and labels of a part of the data ("all": of all), in their order."""
-        if part not in (*PARTS, "all"):
-            raise InputError(f"unknown part {part!r}; known: {', '.join(PARTS)}, all")
+        check_known("part", part, (*PARTS, "all"))
         if isinstance(data, tuple):
             parts = [self._part(*data)]
         else:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from csada.bounds import check
-from csada.errors import InputError
+from csada.errors import InputError, explained
 from csada.files import StrPath, whole
 from csada.reading import read_text
 from csada.rows import as_written, cell
@@ -168,12 +168,13 @@ class CostMatrix:
         """
         path = Path(path)
         rows = list(self._list() if as_list else self._table())
-        try:
-            with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-                file.writelines(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
-                csv.writer(file, lineterminator="\n").writerows(rows)
-        except OSError as error:
-            raise InputError(f"cannot write the costs to {path}: {error.strerror}; choose another place") from None
+        with (
+            explained(f"cannot write the costs to {path}", "choose another place"),
+            whole(path) as partial,
+            partial.open("w", newline="", encoding="utf-8") as file,
+        ):
+            file.writelines(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
+            csv.writer(file, lineterminator="\n").writerows(rows)
 
     def _table(self) -> Iterator[list[str]]:
         yield ["truth \\ predicted", *map(cell, self.classes)]
@@ -188,14 +189,12 @@ class CostMatrix:
                 raise InputError(
                     f"a list of costs cannot hold a class named {name!r}, which means {meaning}; write a table"
                 )
-        costs, counts = np.unique(self.values[~np.eye(len(self), dtype=bool)], return_counts=True)
-        usual = costs[counts.argmax()]
         yield [*LIST, "why"]
-        yield ["*", "*", _text(usual), "every mistake that is not listed"]
+        yield ["*", "*", _text(self.usual), "every mistake that is not listed"]
         if self.referral_cost is not None:
             yield ["*", REFERRED, _text(self.referral_cost), "leaving a case to a person"]
         yield from ([_first(name), cell(name), "0", "right"] for name in self.classes)
-        for y, z in np.argwhere((self.values != usual) & ~np.eye(len(self), dtype=bool)):
+        for y, z in np.argwhere((self.values != self.usual) & ~np.eye(len(self), dtype=bool)):
             yield [_first(self.classes[y]), cell(self.classes[z]), _text(self.values[y, z]), ""]
 
     def index(self, name: ClassLike) -> int:
@@ -227,6 +226,17 @@ class CostMatrix:
         """Built anew when unpickled: hashes of strings differ between processes, and NumPy forgets what is read-only."""
         return CostMatrix, (self.values, self.classes, self.referral_cost)
 
+    @property
+    def mistakes(self) -> NDArray[np.float64]:
+        """[K * (K - 1)]: what each mistake costs."""
+        return self.values[~np.eye(len(self), dtype=bool)]
+
+    @property
+    def usual(self) -> float:
+        """The most frequent cost of a mistake; of equally frequent ones the smallest."""
+        found, counts = np.unique(self.mistakes, return_counts=True)
+        return float(found[counts.argmax()])
+
     def weights(self, tau: float = 1.0) -> NDArray[np.float64]:
         """c~ of the paper: sums to 1 over all pairs, or is all zero when no cost is positive."""
         if not (np.isfinite(tau) and tau > 0):
@@ -250,8 +260,7 @@ class CostMatrix:
 
     def critical_pairs(self, k: int = 3) -> list[Pair]:
         """The k most expensive pairs, as far as they cost more than the cheapest: with equal costs there is none."""
-        cheapest = self.values[~np.eye(len(self), dtype=bool)].min()
-        return [pair for pair in self.top_pairs(k) if self.values[pair] > cheapest]
+        return [pair for pair in self.top_pairs(k) if self.values[pair] > self.mistakes.min()]
 
     def ordered(self, classes: Sequence[str], source: str = "the cost matrix") -> CostMatrix:
         """The same costs with the classes in this order; other classes are refused."""

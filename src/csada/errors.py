@@ -1,5 +1,10 @@
 """The two ways csada fails: the input was wrong, or the run went wrong. Both say what to do."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """Something handed to csada cannot be used. The message names the value and the way out."""
@@ -15,3 +20,18 @@ class Diverged(RunError):
     def __init__(self, message: str, fitted: object = None) -> None:
         super().__init__(message)
         self.fitted = fitted
+
+
+def check_known(what: str, name: object, known: Iterable[object]) -> None:
+    """Refuses a name that is none of those known."""
+    if name not in (known := list(known)):
+        raise InputError(f"unknown {what} {name!r}; known: {', '.join(map(str, known))}")
+
+
+@contextmanager
+def explained(what: str, way_out: str = "", kind: type[Exception] = InputError) -> Iterator[None]:
+    """An error of the operating system as one of ours: what failed, why, and the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise kind("; ".join(filter(None, (f"{what}: {error.strerror or error}", way_out)))) from None

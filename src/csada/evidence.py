@@ -29,9 +29,8 @@ ROWS = {
     "after + rule": "the improved model, with its decision rule",
 }
 IMAGE = ("u1", (None, None, 3))
-PICTURES: tuple[
-    dict[str, tuple[str, tuple[int | None, ...]]], ...
-] = (  # arrays of as many rows; type and shape of a row
+# arrays of as many rows; type and shape of a row
+PICTURES: tuple[dict[str, tuple[str, tuple[int | None, ...]]], ...] = (
     {"mistakes": ("i", (3,)), "mistake_images": IMAGE},
     {"examples": ("i", (2,)), "perturbations": ("f", (2,)), "original_images": IMAGE, "adversarial_images": IMAGE},
 )
@@ -195,15 +194,12 @@ class Evidence:
 
     @cached_property
     def validation(self) -> dict[str, Evaluation]:
-        return self._rows("validation")
+        return {row: self.evaluation(row, "validation") for row in self.rows_of(self.rules)}
 
     @cached_property
     def test(self) -> dict[str, Evaluation]:
         """Every row on the test part."""
-        return self._rows("test")
-
-    def _rows(self, part: str) -> dict[str, Evaluation]:
-        return {row: self.evaluation(row, part) for row in self.rows_of(self.rules)}
+        return {row: self.evaluation(row, "test") for row in self.rows_of(self.rules)}
 
     @property
     def decision(self) -> Decision:
@@ -236,10 +232,8 @@ class Evidence:
         side, priced = side_of(row), self.costs.referral_cost is not None
         found = np.asarray((self.rule(row) if priced else self.automatic(row))(self.logits(side, part)))
         if "rule" in row and part == "validation" and (name := f"{side}_held_out") in self.arrays:
-            held_out = np.asarray(self.arrays[name])
-            return (
-                held_out if priced else np.where(held_out == REFER, found, held_out)
-            )  # older ones refer without a price
+            held_out = np.asarray(self.arrays[name])  # older ones refer without a price
+            return held_out if priced else np.where(held_out == REFER, found, held_out)
         return found
 
     def evaluation(self, row: str, part: str = "test") -> Evaluation:
@@ -285,8 +279,7 @@ class Evidence:
         Accuracy is that of deciding every case. Where there are limits, they count in place of the budget: the cheapest rule
         that keeps them.
         """
-        labels, values = self.labels("validation"), self.costs.values
-        uniform = len(np.unique(values[~np.eye(len(values), dtype=bool)])) == 1
+        labels, uniform = self.labels("validation"), len(np.unique(self.costs.mistakes)) == 1
 
         def accuracy(row: str) -> float:
             return float((np.asarray(self.automatic(row)(self.logits(side_of(row), "validation"))) == labels).mean())

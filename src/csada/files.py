@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TypeVar
 from uuid import uuid4
 
 from csada.errors import InputError
 
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # a name of `whole`, left by a process that was killed
 MANY = 100  # files that wait for the disk one by one, milliseconds each; of more, the whole disk is waited for
-TURNING = (
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-)  # what follows is shown in another order than it stands there
+TURNING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # what follows is shown in another order than it has
 UNSEEN = dict.fromkeys([*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029, *TURNING], "\ufffd")  # but tabs
 
 KINDS = {  # of files that commands write: a name, and what one of csada's begins with
@@ -44,6 +42,7 @@ KINDS = {  # of files that commands write: a name, and what one of csada's begin
 }
 
 StrPath = str | os.PathLike[str]
+MaybePath = TypeVar("MaybePath", bound=Path | None)
 
 
 def printable(text: str) -> str:
@@ -120,11 +119,13 @@ def write_text(path: StrPath, text: str, errors: str = "strict") -> Path:
     return Path(path)
 
 
-def replaceable(path: Path, kind: str, *, force: bool = False) -> Path:
+def replaceable(path: MaybePath, kind: str, *, force: bool = False) -> MaybePath:
     """A file to write: not a folder, nor a file that is there and that csada did not write, unless by force.
 
     A project file of a stranger may name any. kind: of KINDS, by which a file is known as csada's; an empty one is nobody's.
     """
+    if path is None:
+        return path
     if path.is_dir():
         raise InputError(f"{path} is a folder; name the file to write, such as {path / KINDS[kind][0]}")
     if path.exists() and not force:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from csada.errors import InputError, RunError
+from csada.errors import InputError, RunError, explained
 from csada.files import settled, uninterrupted
 
 CONFIG = "model.json"  # by which a folder of ours is known
@@ -49,17 +49,22 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 @contextmanager
-def reserved(out: Path) -> Iterator[Path]:
+def occupied(out: Path) -> Iterator[None]:
     """`out`, made where it is missing, for this run alone; a second one is refused."""
-    out = usable(out)
-    new = not out.exists()
     with ExitStack() as held:
-        try:
+        with explained(f"cannot write to {out}", "give another --out"):
             mine = held.enter_context(locked(out))
-        except OSError as error:
-            raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
         if not mine:
             raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
+        yield
+
+
+@contextmanager
+def reserved(out: Path) -> Iterator[Path]:
+    """The same for a folder that is replaced as a whole; what was made and stays empty is removed."""
+    out = usable(out)
+    new = not out.exists()
+    with occupied(out):
         lock = (out / LOCK).stat()
         shutil.rmtree(beside(out), ignore_errors=True)  # by a run that was killed
         try:
@@ -78,23 +83,20 @@ def replaced(out: Path, outdated: Sequence[str] = ()) -> Iterator[Path]:
     """An empty folder to write to, which is `out` in the end; other files in it stay, except those `outdated`."""
     out = usable(out)
     new = beside(out) / uuid4().hex
+    kept = "what was there is kept; the same command resumes from its checkpoint"
     try:
-        new.mkdir(parents=True)
-        yield new
-        there = out.exists()
-        for entry in out.iterdir() if there else ():
-            if entry.name in (OWN, *OUTDATED, *outdated) or (new / entry.name).exists():
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.copytree(entry, new / entry.name, symlinks=True)
-            else:
-                shutil.copy2(entry, new / entry.name, follow_symlinks=False)
-        settled(new, out, exchange if there else None)
-    except OSError as error:
-        raise RunError(
-            f"cannot write {out}: {error.strerror or error}; what was there is kept; the same command resumes from its "
-            "checkpoint"
-        ) from None
+        with explained(f"cannot write {out}", kept, RunError):
+            new.mkdir(parents=True)
+            yield new
+            there = out.exists()
+            for entry in out.iterdir() if there else ():
+                if entry.name in (OWN, *OUTDATED, *outdated) or (new / entry.name).exists():
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.copytree(entry, new / entry.name, symlinks=True)
+                else:
+                    shutil.copy2(entry, new / entry.name, follow_symlinks=False)
+            settled(new, out, exchange if there else None)
     finally:
         with uninterrupted():
             shutil.rmtree(new, ignore_errors=True)

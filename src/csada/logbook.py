@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from csada.errors import InputError, RunError
+from csada.errors import InputError, RunError, explained
 from csada.files import StrPath, read_start, regular
 
 Array = NDArray[Any]
@@ -40,9 +40,8 @@ NEEDED = itemgetter("time", "model", "probabilities", "predicted", "expected_cos
 NUMBERS = {int, float}  # of JSON; true and false are none
 LONGEST = 1 << 20  # characters of a line
 PLACES = 12  # decimals of a probability
-FOUR = np.array([f"{i:04}" for i in range(10_000)], "S4").view(
-    np.uint32
-)  # texts of four bytes are copied as one number
+# texts of four bytes are copied as one number
+FOUR = np.array([f"{i:04}" for i in range(10_000)], "S4").view(np.uint32)
 WHOLE = np.array([", 0.", ", 1."], "S4").view(np.uint32)
 
 
@@ -52,7 +51,7 @@ class Log:
     def __init__(self, path: StrPath, model: str, classes: Sequence[str]) -> None:
         """model: the fingerprint that every line carries."""
         self.path = Path(path)
-        try:
+        with explained(f"{path} cannot be written", "give another file for the log"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
                 regular(self.path)
@@ -61,8 +60,6 @@ class Log:
                         f"{path} is there already and not a log of decisions; give another file for the log"
                     )
             self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}; give another file for the log") from None
         self.names = _padded([f'"predicted":{json.dumps(name)}' for name in classes])
         self.ends = _padded([f',"referred":{word}' for word in ("false", "true")])
         self.model = f',"model":{json.dumps(model)}}}\n'
@@ -99,12 +96,11 @@ class Log:
         """Whole lines, after a line that a killed program left half written."""
         fcntl.flock(self.file, fcntl.LOCK_EX)
         try:
-            end = os.fstat(self.file).st_size
-            text = b"\n" * (end > 0 and os.pread(self.file, 1, end - 1) != b"\n") + text
-            while text:
-                text = text[os.write(self.file, text) :]
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be written: {error.strerror}; decisions are not logged") from None
+            with explained(f"{self.path} cannot be written", "decisions are not logged", RunError):
+                end = os.fstat(self.file).st_size
+                text = b"\n" * (end > 0 and os.pread(self.file, 1, end - 1) != b"\n") + text
+                while text:
+                    text = text[os.write(self.file, text) :]
         finally:
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
@@ -179,9 +175,7 @@ class Reading:
     backwards: int = 0  # how often the time goes back by more than SKEW
     latest: float = 0.0  # since then
     now: float = field(default_factory=time.time)
-    seen: dict[int, int] = field(
-        default_factory=dict
-    )  # 64 bits of each line, and in which run of one time it came first
+    seen: dict[int, int] = field(default_factory=dict)  # 64 bits of a line: in which run of one time it came first
     runs: int = 0
     told: str = ""  # the time of the last line
     alike: int = 0  # lines like one of the same run: a case twice in a batch, or a copy of the whole log
@@ -189,26 +183,24 @@ class Reading:
     def batches(self) -> Iterator[Decisions]:
         numbers = {name: i for i, name in enumerate(self.classes)}
         found: list[Line] = []
-        try:
-            with regular(self.path).open(
-                encoding="utf-8", errors="replace"
-            ) as file:  # a name that is no UTF-8 is unknown
-                while line := file.readline(LONGEST):
-                    if len(line) == LONGEST and not line.endswith("\n"):
-                        raise InputError(f"{self.path} has a line of more than {LONGEST:,} letters; is it a log?")
-                    if line.isspace():
-                        continue
-                    self.lines += 1
-                    try:
-                        found.append(self._parsed(line, numbers))
-                    except _Skipped as why:
-                        self.skipped[str(why)] += 1
-                        continue
-                    if len(found) == TOGETHER:
-                        yield self._batch(found)
-                        found = []
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be read: {error.strerror}") from None
+        with (
+            explained(f"{self.path} cannot be read"),
+            regular(self.path).open(encoding="utf-8", errors="replace") as file,  # a name that is no UTF-8 is unknown
+        ):
+            while line := file.readline(LONGEST):
+                if len(line) == LONGEST and not line.endswith("\n"):
+                    raise InputError(f"{self.path} has a line of more than {LONGEST:,} letters; is it a log?")
+                if line.isspace():
+                    continue
+                self.lines += 1
+                try:
+                    found.append(self._parsed(line, numbers))
+                except _Skipped as why:
+                    self.skipped[str(why)] += 1
+                    continue
+                if len(found) == TOGETHER:
+                    yield self._batch(found)
+                    found = []
         if found:
             yield self._batch(found)
 
@@ -242,9 +234,8 @@ class Reading:
         if not isinstance(referred, bool):
             raise _Skipped("that do not say whether the case was referred")
         self._count(line, written)
-        back = (
-            moment < self.latest - SKEW
-        )  # one line far ahead is one step back, not as many as there are lines after it
+        # one line far ahead is one step back, not as many as there are lines after it
+        back = moment < self.latest - SKEW
         self.backwards += back
         self.latest = moment if back else max(self.latest, moment)
         return moment, p, numbers[name], referred, key

@@ -12,7 +12,7 @@ from safetensors.numpy import load as load_arrays
 
 from csada.costs import CostMatrix
 from csada.data.augment import View
-from csada.data.stored import Input
+from csada.data.splits import Input
 from csada.decisions import Decision
 from csada.errors import InputError
 from csada.evidence import Evidence, Training

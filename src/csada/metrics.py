@@ -7,7 +7,7 @@ Pure NumPy, so that records can be read, compared and reported where there is no
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -301,15 +301,15 @@ class Evaluation:
 
     def costliest_pairs(self, k: int = 3) -> list[PairError]:
         """The pairs that cost most in total, most expensive first; pairs that cost nothing are left out."""
-        paid = self.paid.by_pair if self.paid is not None else self.confusion * self.costs.values
-        order = np.argsort(-paid, axis=None, kind="stable")[:k]
-        return [self.pair_error(int(i // len(paid)), int(i % len(paid))) for i in order if paid.ravel()[i] > 0]
+        return self._largest(self.paid.by_pair if self.paid is not None else self.confusion * self.costs.values, k)
 
     def most_confused(self, k: int = 5) -> list[PairError]:
         """The mistakes that happened most often."""
-        table = self.confusion * ~np.eye(len(self.costs), dtype=bool)
-        order = np.argsort(-table, axis=None, kind="stable")[:k]
-        return [self.pair_error(int(i // len(table)), int(i % len(table))) for i in order if table.ravel()[i] > 0]
+        return self._largest(self.confusion * ~np.eye(len(self.costs), dtype=bool), k)
+
+    def _largest(self, table: NDArray[Any], k: int) -> list[PairError]:
+        order = np.argsort(-table, axis=None, kind="stable")[:k].tolist()
+        return [self.pair_error(*divmod(i, len(table))) for i in order if table.flat[i] > 0]
 
     def interval(self, statistic: str, confidence: float = 0.95, *, draws: int = 2000, seed: int = 0) -> Interval:
         """Two-sided percentile bootstrap over the test samples for accuracy, mean_cost or total_cost.

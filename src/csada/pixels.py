@@ -13,8 +13,7 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
-from PIL.Image import Transpose
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from csada.bounds import check
 from csada.errors import InputError
@@ -31,15 +30,6 @@ STEPS = (  # what `square` does, for those who do it themselves
     "cut to the largest square in its centre",
     "resized with Pillow's bilinear filter, which averages where it shrinks",
 )
-TURNS = {  # what makes a picture upright, by the orientation that its camera noted
-    2: Transpose.FLIP_LEFT_RIGHT,
-    3: Transpose.ROTATE_180,
-    4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270,
-    7: Transpose.TRANSVERSE,
-    8: Transpose.ROTATE_90,
-}
 
 
 @contextmanager
@@ -86,11 +76,10 @@ def square(encoded: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
 
 
 def _square(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
-    pixels = _opaque(_eight_bits(image)).convert(MODES[channels])
+    image.load()  # what is wrong with its pixels is said here
     with suppress(InputError), _pillow():  # a camera's notes that cannot be read do not make its picture worse
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)  # after decoding, which turns some formats
-        if orientation in TURNS:
-            pixels = pixels.transpose(TURNS[orientation])
+        ImageOps.exif_transpose(image, in_place=True)
+    pixels = _opaque(_eight_bits(image)).convert(MODES[channels])
     side = min(pixels.size)
     left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
     pixels = pixels.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BILINEAR)

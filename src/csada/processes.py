@@ -31,25 +31,34 @@ def in_order(call: Callable[..., Result], work: Iterable[tuple[Any, ...]], worke
     if workers < 2:
         yield from (call(*each) for each in work)
         return
-    others, waiting = set(multiprocessing.active_children()), deque[Future[Result]]()
+    waiting = deque[Future[Result]]()
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
     try:
-        for each in work:
-            with uninterrupted(), _nameless():  # what starts now inherits what is blocked
-                waiting.append(pool.submit(call, *each))
-            if len(waiting) >= AHEAD * workers:
+        with ending_with_us():
+            for each in work:
+                with uninterrupted(), _nameless():  # what starts now inherits what is blocked
+                    waiting.append(pool.submit(call, *each))
+                if len(waiting) >= AHEAD * workers:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BaseException as error:  # whatever ends us ends them: they would work on
+    except BrokenProcessPool:
+        raise RunError("a process ended before its work was done; there may be too little memory") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def ending_with_us() -> Iterator[None]:
+    """Whatever ends us, Ctrl-C as well, ends the processes that started within: they would work on."""
+    others = set(multiprocessing.active_children())  # of whoever called us
+    try:
+        yield
+    except BaseException:
         with uninterrupted():
             for process in set(multiprocessing.active_children()) - others:
                 process.kill()
-        if isinstance(error, BrokenProcessPool):
-            raise RunError("a process ended before its work was done; there may be too little memory") from None
         raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import numpy as np
 
 from csada import files
 from csada.bounds import most
-from csada.errors import InputError
+from csada.errors import InputError, explained
 
 T = TypeVar("T")
 
@@ -47,10 +47,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 def read_bytes(path: str | os.PathLike[str], bound: str = "text") -> bytes:
     """A regular file within that bound: a pipe or a device would never end."""
-    try:
+    with explained(f"{os.fspath(path)} cannot be read"):
         return files.read_bytes(path, most(bound))
-    except OSError as error:
-        raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None
 
 
 def sha256(content: bytes | Path) -> str:

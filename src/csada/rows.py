@@ -9,7 +9,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from csada import parquet
 from csada.bounds import check, most
-from csada.errors import InputError
+from csada.errors import InputError, explained
 from csada.files import regular
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -66,9 +66,17 @@ def read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
 def records(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """The same by the names of the columns, each cell as it was written. A name twice is refused."""
     header, rows = read_table(path)
-    if twice := [name for name, times in Counter(header).items() if name and times > 1]:
-        raise InputError(f"{path} has several columns named {twice[0]!r}; rename them")
+    check_names(path, filter(None, header))
     return header, ((line, dict(zip(header, map(as_written, row), strict=True))) for line, row in rows)
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, times in Counter(names).items() if times > 1]
+
+
+def check_names(path: Path, header: Iterable[str]) -> None:
+    if twice := repeated(header):
+        raise InputError(f"{path} has several columns named {twice[0]!r}; rename them")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -105,13 +113,11 @@ def _lines(file: IO[str], path: Path) -> Iterator[str]:
 def _opened(path: Path) -> Iterator[tuple[IO[str], str]]:
     """The file, and what separates its cells: the header's first comma, semicolon or tab outside of quotes."""
     try:
-        with regular(path).open(newline="", encoding="utf-8-sig") as file:
+        with explained(f"{path} cannot be read"), regular(path).open(newline="", encoding="utf-8-sig") as file:
             header = next((line for line in _lines(file, path) if line.strip()), "")
             found = re.search("[,;\t]", re.sub('"[^"]*"', "", header))
             file.seek(0)
             yield file, found[0] if found else ","
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not text in UTF-8; save it as a CSV file in UTF-8") from None
     except csv.Error as error:

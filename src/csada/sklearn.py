@@ -36,7 +36,7 @@ from csada.costs import CostMatrix
 from csada.data.augment import Normalization
 from csada.data.batches import batches
 from csada.decisions import MinimumExpectedCost, decide, fit_temperature
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.methods.csada import CSADA
 from csada.methods.metacost import bagged
 from csada.models.initial import seeded
@@ -107,8 +107,7 @@ class CSADAClassifier(CostClassifier):
     warm_start: bool = False
 
     def fit(self, X: Any, y: Any, costs: Costs = None, sample_weight: Any = None) -> CSADAClassifier:
-        if self.decision not in DECISIONS:
-            raise InputError(f"unknown decision {self.decision!r}; known: {', '.join(DECISIONS)}")
+        check_known("decision", self.decision, DECISIONS)
         going_on = self.warm_start and hasattr(self, "module_")
         X, y = validate_data(self, X, y, allow_nd=True, dtype=[np.float64, np.float32], reset=not going_on)
         if sample_weight is not None:
@@ -362,12 +361,14 @@ def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
     """
     names = list(map(str, classes))
     if costs is None:
-        return CostMatrix(CostMatrix.uniform(len(classes)).values, names)
+        return CostMatrix.from_pairs(names, {})
     if isinstance(costs, Mapping):
         named = dict(zip(classes.tolist(), names, strict=True))
-        for label in (label for pair in costs for label in _pair(pair)):
-            if label not in named:
-                raise InputError(f"the costs name class {label!r}, which y never has{_lacking(classes)}")
+        for pair in costs:
+            if not (isinstance(pair, tuple) and len(pair) == 2):
+                raise InputError(f"costs has the key {pair!r}; keys are pairs of labels, (truth, predicted)")
+            if unknown := [label for label in pair if label not in named]:
+                raise InputError(f"the costs name class {unknown[0]!r}, which y never has{_lacking(classes)}")
         return CostMatrix.from_pairs(names, {(named[y], named[z]): cost for (y, z), cost in costs.items()})
     matrix = costs if isinstance(costs, CostMatrix) else CostMatrix(costs)
     numbered = np.array_equal(classes, np.arange(len(matrix))) and set(names) != set(matrix.classes)
@@ -388,12 +389,6 @@ def resolve_costs(costs: Costs, classes: Array) -> CostMatrix:
             f"each class that y has{_lacking(classes)}"
         )
     return CostMatrix(matrix.values, names)
-
-
-def _pair(pair: Any) -> tuple[Any, Any]:
-    if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise InputError(f"costs has the key {pair!r}; keys are pairs of labels, (truth, predicted)")
-    return pair
 
 
 def _lacking(classes: Array) -> str:

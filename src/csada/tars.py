@@ -14,14 +14,14 @@ import re
 import tarfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
 from csada.bounds import check, most
-from csada.errors import InputError
+from csada.errors import InputError, explained
 from csada.files import printable, regular
 from csada.pixels import SUFFIXES
 
@@ -165,23 +165,16 @@ def reader(ahead: int = 1 << 23) -> Callable[[str, Member], bytes]:
     return read
 
 
-@contextmanager
-def _opened(place: str) -> Iterator[IO[bytes]]:
-    if is_remote(place):
-        files, path = remote(place)
-        with files.open(path, "rb") as file:
-            yield file
-    else:
-        with regular(place).open("rb") as file:
-            yield file
+def _opened(place: str) -> AbstractContextManager[IO[bytes]]:
+    if not is_remote(place):
+        return regular(place).open("rb")
+    files, path = remote(place)
+    opened: AbstractContextManager[IO[bytes]] = files.open(path, "rb")
+    return opened
 
 
-@contextmanager
-def _told(place: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{shown(place)} cannot be read: {error.strerror or error}") from None
+def _told(place: str) -> AbstractContextManager[None]:
+    return explained(f"{shown(place)} cannot be read")
 
 
 def remote(place: str) -> tuple[Any, str]:

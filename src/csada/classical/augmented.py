@@ -31,10 +31,6 @@ from csada.sklearn import Array, CostClassifier, Costs, aligned, standardization
 from csada.training import fit
 
 
-def _has_probabilities(self: Any) -> bool:
-    return hasattr(self.estimator, "predict_proba")
-
-
 @dataclass(eq=False, repr=False)
 class AugmentedClassifier(CostClassifier):
     """estimator: any classifier whose `fit` takes sample_weight. epsilon and step_size are in standard deviations.
@@ -123,7 +119,7 @@ class AugmentedClassifier(CostClassifier):
         X = self._table(X)
         return np.asarray(self.estimator_.predict(X))
 
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @available_if(lambda self: hasattr(self.estimator, "predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         X = self._table(X)
         return aligned(self.estimator_, X, self.classes_)

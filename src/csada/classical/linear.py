@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from csada.attacks import DIRECTIONS, PROJECTIONS
-from csada.errors import InputError
+from csada.errors import check_known
 
 STEPS = {"linf": "sign", "l2": "l2"}  # the step that reaches farthest in each ball
 
@@ -27,7 +27,6 @@ def linear_maximiser(
     model: nn.Linear, x: Tensor, y: Tensor, target: Tensor, epsilon: float, norm: str = "linf"
 ) -> Tensor:
     """[N, F]: the point of the ball around each x where `target` beats y by most."""
-    if norm not in PROJECTIONS:
-        raise InputError(f"unknown norm {norm!r}; known: {', '.join(PROJECTIONS)}")
+    check_known("norm", norm, PROJECTIONS)
     weight = model.weight.detach()
     return x + epsilon * DIRECTIONS[STEPS[norm]](weight[target] - weight[y])

@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 from sklearn.kernel_approximation import Nystroem
 from sklearn.utils.validation import validate_data
 
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.sklearn import Array, CostClassifier, Costs, margins
 
 
@@ -32,8 +32,7 @@ class OneSidedRegressionSVM(CostClassifier):
     random_state: Any = None
 
     def fit(self, X: Any, y: Any, costs: Costs = None) -> OneSidedRegressionSVM:
-        if self.kernel not in ("linear", "rbf"):
-            raise InputError(f"unknown kernel {self.kernel!r}; known: linear, rbf")
+        check_known("kernel", self.kernel, ("linear", "rbf"))
         if not 0 < self.C < float("inf"):
             raise InputError(f"C must be a positive number, got {self.C}")
         X, y = validate_data(self, X, y, dtype=np.float64)

@@ -11,28 +11,14 @@ from typing import Any, NoReturn
 
 import typer
 
-from csada.cli import (  # noqa: F401 - each adds its commands
-    check,
-    costs,
-    data,
-    decide,
-    diff,
-    evaluate,
-    fit,
-    monitor,
-    paper,
-    project,
-    review,
-    ship,
-    train,
-)
+# each adds its commands
+from csada.cli import check, costs, data, decide, diff, evaluate, fit, monitor, paper, project, review, ship, train  # noqa: F401
 from csada.cli.common import Terminated, app, note, warn
 from csada.errors import InputError, RunError
 
 LONGEST = 5000  # letters of a message
-USAGE: Any = typer.BadParameter.__mro__[
-    1
-]  # of words that no command knows; its own name depends on the version of Typer
+# of words that no command knows; its own name depends on the version of Typer
+USAGE: Any = typer.BadParameter.__mro__[1]
 
 
 class Told(logging.Handler):

@@ -18,8 +18,7 @@ CODES = {"pass": 0, "fail": 1, "not enough samples": 3}
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # characters that XML cannot hold
 
 
-@cli.app.command()
-@cli.reads
+@cli.command()
 def check(
     model: cli.Model,
     data: cli.DataSet,
@@ -40,15 +39,12 @@ def check(
     The exit code is 0 (pass), 1 (fail) or 3 (not enough samples). The test samples are looked at once for each set of
     criteria: checks.json in the model's folder keeps the outcome, and the same command repeats it.
 
-    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
-
     Example: csada check out/fitted photos --criteria limits.toml --junit check.xml
     """
     from csada.decisions.limits import Limits
     from csada.workflow import check as workflow
 
-    if junit is not None:
-        replaceable(junit, "JUnit file", force=force)
+    replaceable(junit, "JUnit file", force=force)
     limits = Limits.read(criteria)
     classifier = reading.opened(model)
     limits.resolved(classifier.classes)  # refuses unknown classes before the data are read

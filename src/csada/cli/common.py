@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.box import SIMPLE
@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from typer import Argument, Option
 
-from csada.errors import InputError, RunError
+from csada.errors import InputError, RunError, check_known, explained
 from csada.files import printable, whole, write_text
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from csada.classifier import Classifier
     from csada.data import Splits
-    from csada.decisions import Judged
     from csada.evidence import Evidence
     from csada.metrics import Evaluation
     from csada.workflow.engine import Engine
@@ -85,12 +84,8 @@ Track = Annotated[str | None, Option(help="Also log to csv:FOLDER, tensorboard:F
 Seen = Annotated[str, Option(metavar="refuse|drop|keep", help="What to do with test samples it was trained on.")]
 Force = Annotated[bool, Option("--force", help="Overwrite a file even if csada did not write it.")]
 Trust = Annotated[bool, Option(help="Run the code that is named as package.module:factory.")]
-EngineName = Annotated[str, Option("--engine", metavar="local|ray|ray://HOST", help="Where runs are done.")]
 WORKERS = "Runs at once, at most; by default one, with Ray all that fit. Several processes share the GPUs."
-Workers = Annotated[int | None, Option(min=1, help=WORKERS)]
-PerRun = Annotated[str, Option(metavar="cpus=1,gpus=0.5", help="What a run asks a Ray cluster for; memory_gb, too.")]
 STORE = "Where nodes of a Ray cluster exchange the files of runs, if they share no folder."
-StoreUrl = Annotated[str | None, Option("--store", metavar="s3://BUCKET/FOLDER", help=STORE)]
 
 
 class Terminated(KeyboardInterrupt):
@@ -144,10 +139,8 @@ def show_files(files: list[Path]) -> None:
 
 def write(path: Path, text: str, flag: str = "--out") -> Path:
     """A file that people open. Names of folders in it need not be text."""
-    try:
+    with explained(f"cannot write {path}", f"choose another place with {flag}"):
         return write_text(path, text, errors="replace")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another place with {flag}") from None
 
 
 @contextmanager
@@ -189,12 +182,6 @@ def show_rows(evidence: Evidence) -> None:
     show_table(("accuracy,\nvalidation", "cost,\nvalidation", "accuracy,\ntest", "cost,\ntest", "\n95 %"), rows)
 
 
-ADMITTED = (
-    "On validation: the average of the networks down to each line; one that comes twice counts twice. Of those left out: "
-    "the average that is used, with that one as well."
-)
-
-
 def show_members(evidence: Evidence) -> None:
     """What each member of the average bought, on validation samples that fitted nothing."""
     if len(evidence.admissions) > 1:
@@ -207,7 +194,10 @@ def show_members(evidence: Evidence) -> None:
             for each in evidence.admissions
         ]
         show_table(("cost with it", "accuracy with it"), rows)
-        say(ADMITTED)
+        say(
+            "On validation: the average of the networks down to each line; one that comes twice counts twice. Of those left "
+            "out: the average that is used, with that one as well."
+        )
 
 
 def numbers(e: Evaluation) -> dict[str, Any]:
@@ -220,33 +210,40 @@ def numbers(e: Evaluation) -> dict[str, Any]:
     return {"samples": e.samples, "accuracy": e.accuracy, **cost, **person, "decided": apart}
 
 
-def limit_numbers(evidence: Evidence) -> dict[str, Any]:
-    """What came of the limits on validation and test; nothing where none were set."""
+def evidence_numbers(evidence: Evidence) -> dict[str, Any]:
+    """The rows, the one that was chosen, the verdict and, where there were limits, what came of them, as plain values."""
     from csada.evidence import HELD_OUT
+    from csada.report.card import verdict
 
-    if evidence.limits is None:
-        return {}
-    return {"limits": {part: [judged_numbers(j) for j in evidence.judged(evidence.chosen, part)] for part in HELD_OUT}}
-
-
-def judged_numbers(each: Judged) -> dict[str, Any]:
-    """A limit on counted cases as plain values; shares are of bad cases."""
-    limit, counted = each.limit, {"bad": each.bad, "samples": each.samples}
-    return {"name": str(limit), "at_most": limit.most, "confidence": limit.confidence, **counted} | {
-        "rate": each.rate,
-        "bound": each.bound,
-        "kept": each.kept,
-    }
-
-
-def row_numbers(evidence: Evidence) -> dict[str, Any]:
     parts = {"validation": evidence.validation, "test": evidence.test}
-    return {row: {part: numbers(rows[row]) for part, rows in parts.items()} for row in evidence.test}
+    rows = {row: {part: numbers(found[row]) for part, found in parts.items()} for row in evidence.test}
+    found = {"rows": rows, "chosen": evidence.chosen, "verdict": verdict(evidence)}
+    if evidence.limits is None:
+        return found
+    names = ("bad", "samples", "rate", "bound", "kept")  # shares are of bad cases
+    limits = {
+        part: [
+            {"name": str(each.limit), "at_most": each.limit.most, "confidence": each.limit.confidence}
+            | {name: getattr(each, name) for name in names}
+            for each in evidence.judged(evidence.chosen, part)
+        ]
+        for part in HELD_OUT
+    }
+    return found | {"limits": limits}
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How data are read: options of every command that reads a data set, which `reads` gives to it."""
+class Group:
+    """Options that several commands share, which `command` gives to them."""
+
+    def changed(self) -> dict[str, Any]:
+        """The options that are given."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+
+@dataclass(frozen=True)
+class Reading(Group):
+    """How data are read."""
 
     scale: Scale = 1.0
     size: Size = None
@@ -257,9 +254,7 @@ class Reading:
     ignore: Ignore = None
 
     def changed(self) -> dict[str, Any]:
-        """The options that are given."""
-        found = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return found | ({"ignore": ",".join(self.ignore)} if self.ignore else {})
+        return super().changed() | ({"ignore": ",".join(self.ignore)} if self.ignore else {})
 
     def load(self, data: str, classifier: Classifier | None = None, **own: Any) -> Splits:
         """Images are in the classifier's size, and of a table its columns are chosen by name. own: options to add."""
@@ -287,22 +282,58 @@ class Judging(Reading):
         return Classifier.load(model, device=chosen_device(self.device), trust=self.trust)
 
 
-AS_IT_IS = Judging()
+@dataclass(frozen=True)
+class Engines(Group):
+    """Where runs are done."""
+
+    engine: Annotated[str, Option(metavar="local|ray|ray://HOST", help="Where runs are done.")] = "local"
+    workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
+    per_run: Annotated[
+        str, Option(metavar="cpus=1,gpus=0.5", help="What a run asks a Ray cluster for; memory_gb, too.")
+    ] = ""
+    store: Annotated[str | None, Option(metavar="s3://BUCKET/FOLDER", help=STORE)] = None
+
+    @contextmanager
+    def started(self, root: Path, *names: str) -> Iterator[Engine | None]:
+        """None: one run after the other, in this process. names: what of the folder `root` the runs and their driver need."""
+        from csada.workflow.cluster import Resources
+        from csada.workflow.engine import Engine
+        from csada.workflow.store import Store
+
+        if self.per_run and self.engine == "local":
+            raise InputError("--per-run is what a run asks a Ray cluster for: add --engine ray, or leave it out")
+        kept = None if self.store is None else Store(self.store, root.resolve(), names)
+        engine = Engine(self.engine, self.workers, Resources.read(self.per_run), kept)
+        with nullcontext() if kept is None else kept.mirrored():
+            yield None if self.engine == "local" and self.workers in (None, 1) else engine
 
 
-def reads(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each field of its argument `reading` as an option, in that place."""
-    taken = inspect.signature(command, eval_str=True).parameters
-    kind = taken["reading"].annotation
-    options = inspect.signature(kind, eval_str=True).parameters
-    shown = [each for own in taken.values() for each in (options.values() if own.name == "reading" else [own])]
+AS_IT_IS, HERE = Judging(), Engines()
 
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        command(reading=kind(**{name: values.pop(name) for name in options}), **values)
 
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    return run
+def command(name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """One of csada's, with each field of its arguments that are a Group as an option, in that place."""
+
+    def added(function: Callable[..., None]) -> Callable[..., None]:
+        shown, groups = list[inspect.Parameter](), dict[str, Any]()
+        for own in inspect.signature(function, eval_str=True).parameters.values():
+            if not isinstance(own.default, Group):
+                shown.append(own)
+                continue
+            groups[own.name] = kind = own.annotation
+            hints = get_type_hints(kind, include_extras=True)
+            shown += [each.replace(annotation=hints[each.name]) for each in inspect.signature(kind).parameters.values()]
+
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            made = {key: kind(**{f.name: values.pop(f.name) for f in fields(kind)}) for key, kind in groups.items()}
+            function(**made, **values)
+
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        app.command(name)(run)
+        return function
+
+    return added
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -313,28 +344,10 @@ def given(**options: Any) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def chosen_engine(
-    name: str, workers: int | None, per_run: str, store: str | None, root: Path, *names: str
-) -> Iterator[Engine | None]:
-    """None: one run after the other, in this process. names: what of the folder `root` the runs and their driver need."""
-    from csada.workflow.cluster import Resources
-    from csada.workflow.engine import Engine
-    from csada.workflow.store import Store
-
-    if per_run and name == "local":
-        raise InputError("--per-run is what a run asks a Ray cluster for: add --engine ray, or leave it out")
-    kept = None if store is None else Store(store, root.resolve(), names)
-    engine = Engine(name, workers, Resources.read(per_run), kept)
-    with nullcontext() if kept is None else kept.mirrored():
-        yield None if name == "local" and workers in (None, 1) else engine
-
-
 def chosen_device(name: str) -> torch.device:
     import torch
 
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"unknown device {name!r}; known: auto, cpu, cuda")
+    check_known("device", name, ("auto", "cpu", "cuda"))
     gpu = torch.cuda.is_available()
     if name == "cuda" and not gpu:
         raise InputError("PyTorch finds no GPU for --device cuda; leave it out, or give --device cpu")

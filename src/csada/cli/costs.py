@@ -154,12 +154,10 @@ def read_costs(
 
 def examine(costs: CostMatrix, test: dict[str, int] | None = None) -> dict[str, Any]:
     """What there is to say about costs; `test` counts the test samples of each class."""
-    import numpy as np
-
     from csada.metrics import named_bound
 
     names, values = costs.classes, costs.values
-    mistakes = values[~np.eye(len(costs), dtype=bool)]
+    mistakes = costs.mistakes
     smallest, largest = float(mistakes.min()), float(mistakes.max())
     shown = costs.critical_pairs(SHOWN)
     last = [values[pair] for pair in shown].count(values[shown[-1]]) if shown else 0

@@ -36,8 +36,6 @@ def data_show(
 
     Example: csada data show pills --scale 0.05 --figure out/pills.png
     """
-    import numpy as np
-
     from csada.report.examples import examples_figure
     from csada.report.style import save
 
@@ -47,16 +45,14 @@ def data_show(
         if figure.suffix not in FORMATS:
             raise InputError(f"{figure} is no name of a figure; it ends in {', '.join(FORMATS)}")
     splits = cli.Reading(scale, _small(data, data_dir), data_dir, skip_bad, label=label, ignore=ignore).load(data)
-    names = ("train", "validation", "test")
-    parts = [getattr(splits, name) for name in names]
-    counts = [np.bincount(part.y.numpy(), minlength=len(splits.classes)).tolist() for part in parts]
+    counts = splits.counts
     if as_json:
-        found = {name: dict(zip(splits.classes, row, strict=True)) for name, row in zip(names, counts, strict=True)}
-        told = {"name": splits.name, "samples": found, "skipped": splits.skipped, "warnings": splits.warnings}
+        told = {"name": splits.name, "samples": counts, "skipped": splits.skipped, "warnings": splits.warnings}
         cli.show_json(told)
     else:
-        rows = [(name, *map(str, numbers)) for name, *numbers in zip(splits.classes, *counts, strict=True)]
-        cli.show_table(names, [*rows, ("all", *(f"{len(part):,}" for part in parts))], splits.name)
+        rows = [(name, *(str(counts[part][name]) for part in counts)) for name in splits.classes]
+        rows.append(("all", *(f"{len(part):,}" for part in splits.parts.values())))
+        cli.show_table(tuple(counts), rows, splits.name)
     if figure is not None:
         if splits.train.x.ndim != 4:
             raise InputError(f"{splits.name} holds no images to draw")
@@ -112,8 +108,7 @@ def data_save(
     if out.exists():
         raise InputError(f"{out} is there already; remove it, or choose another folder")  # before minutes of drawing
     chosen = None if classes is None else [name.strip() for name in classes.split(",")]
-    given = (("size", size or _small(data, data_dir)), ("classes", chosen))
-    own = {name: value for name, value in given if value is not None}
+    own = cli.given(size=size or _small(data, data_dir), classes=chosen)
     with cli.progress("drawing") as update:
         splits = load(data, data_dir, scale, seed, on_progress=update, **own)
     with cli.progress("writing") as update:

@@ -13,7 +13,7 @@ from csada.cli.fit import Budget, LimitsFile, Refer
 from csada.errors import InputError
 
 
-@cli.app.command()
+@cli.command()
 def decide(
     context: Context,
     scores: Annotated[
@@ -72,8 +72,8 @@ def decide(
         classifier = Classifier.load(rule)
     else:
         known = None if limits is None else Limits.read(limits)
-        options: dict[str, Any] = {"budget": budget, "refer": refer, "limits": known}
-        classifier = workflow.fitted(table, costs_for(str(costs), table.classes), **options)
+        own = costs_for(str(costs), table.classes)
+        classifier = workflow.fitted(table, own, budget=budget, refer=refer, limits=known)
     referred = 0
     with (
         nullcontext() if log is None else Log(log, classifier.fingerprint, classifier.classes) as book,
@@ -93,8 +93,7 @@ def decide(
         found: dict[str, Any] = {"file": str(out), "samples": len(table), "labelled": labelled, "referred": referred}
         found |= {"calibrated": evidence is not None, "decision": classifier.decision}
         if evidence is not None:
-            found |= {"rows": cli.row_numbers(evidence), "chosen": evidence.chosen, "verdict": verdict(evidence)}
-            found |= cli.limit_numbers(evidence)
+            found |= cli.evidence_numbers(evidence)
         cli.show_json(found)
         return
     if evidence is None and rule is None:

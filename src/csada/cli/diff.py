@@ -10,8 +10,7 @@ from typer import Argument, Option
 from csada.cli import common as cli
 
 
-@cli.app.command()
-@cli.reads
+@cli.command()
 def diff(
     old: Annotated[Path, Argument(help="The folder of one version.")],
     new: Annotated[Path, Argument(help="The folder of another; its costs count.")],
@@ -37,8 +36,7 @@ def diff(
     from csada.report.difference import difference_page
     from csada.workflow.versions import changed_samples, difference, read_priors
 
-    if out is not None:
-        replaceable(out, "page", force=force)
+    replaceable(out, "page", force=force)
     first, second = (reading.opened(folder) for folder in (old, new))
     splits = reading.load(data, second)
     found = difference(first, second, splits, part, seen=reading.seen)

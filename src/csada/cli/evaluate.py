@@ -14,8 +14,7 @@ from csada.errors import InputError
 from csada.files import replaceable
 
 
-@cli.app.command()
-@cli.reads
+@cli.command()
 def evaluate(
     model: cli.Model,
     data: cli.DataSet,
@@ -36,8 +35,6 @@ def evaluate(
     It decides by its own rule, by the most probable class (argmax), or by the rule of least expected cost, calibrated on
     the data's validation part.
 
-    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
-
     Example: csada evaluate out/fitted new-photos
     """
     from csada.metrics import named_bound
@@ -45,8 +42,7 @@ def evaluate(
     from csada.workflow.scores import write_scores
     from csada.workflow.settings import costs_for
 
-    if scores is not None:
-        replaceable(scores, "table of scores", force=force)
+    replaceable(scores, "table of scores", force=force)
     classifier = reading.opened(model)
     if costs is None and classifier.costs is None:
         raise InputError(f"{model} was trained without costs; give --costs FILE, or --costs uniform")
@@ -86,8 +82,7 @@ def evaluate(
     )
 
 
-@cli.app.command()
-@cli.reads
+@cli.command()
 def compare(
     data: cli.DataSet,
     costs: cli.Costs,
@@ -106,10 +101,7 @@ def compare(
     budget: Budget = 0.5,
     reading: cli.Reading = cli.AS_IT_IS,
     trust: cli.Trust = False,
-    engine: cli.EngineName = "local",
-    workers: cli.Workers = None,
-    per_run: cli.PerRun = "",
-    store: cli.StoreUrl = None,
+    engines: cli.Engines = cli.HERE,
     out: cli.OutDir = Path("out"),
     as_json: cli.AsJson = False,
 ) -> None:
@@ -121,7 +113,7 @@ def compare(
     """
     from csada.costs import CostMatrix
     from csada.data import counts
-    from csada.folders import locked
+    from csada.folders import occupied
     from csada.workflow import compare as workflow
 
     def announce(planned: workflow.Comparison) -> None:
@@ -134,44 +126,34 @@ def compare(
             f"{seeds * plan.epochs:,} epochs"
         )
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to {out}: {error.strerror}; give another --out") from None
     read = cli.given(label=reading.label, ignore=reading.ignore)
     counts(data, reading.data_dir, cli.note, **read)  # says what is odd about the data
-    with locked(out) as mine:
-        if not mine:
-            raise InputError(f"{out} is in use by another run of csada; wait for it, or give another --out")
-        with (
-            cli.progress("training") as update,
-            cli.chosen_engine(engine, workers, per_run, store, out, workflow.FILE) as where,
-        ):
-            found = workflow.compare(
-                data,
-                costs,
-                methods or workflow.SHOWN,
-                seeds=seeds,
-                model=model,
-                epochs=epochs,
-                lr=lr,
-                recipe=recipe,
-                baseline_epochs=baseline_epochs,
-                pretrained=pretrained,
-                scale=reading.scale,
-                budget=budget,
-                data_dir=reading.data_dir,
-                out=out,
-                trust=trust,
-                engine=where,
-                on_progress=update,
-                on_start=announce,
-                on_estimate=lambda s: cli.note(
-                    f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch"
-                ),
-                **read,
-                **cli.given(size=reading.size, skip_bad=reading.skip_bad),
-            )
+    with occupied(out), cli.progress("training") as update, engines.started(out, workflow.FILE) as where:
+        found = workflow.compare(
+            data,
+            costs,
+            methods or workflow.SHOWN,
+            seeds=seeds,
+            model=model,
+            epochs=epochs,
+            lr=lr,
+            recipe=recipe,
+            baseline_epochs=baseline_epochs,
+            pretrained=pretrained,
+            scale=reading.scale,
+            budget=budget,
+            data_dir=reading.data_dir,
+            out=out,
+            trust=trust,
+            engine=where,
+            on_progress=update,
+            on_start=announce,
+            on_estimate=lambda s: cli.note(
+                f"about {f'{s / 60:.0f} min' if s >= 90 else f'{s:.0f} s'} in all, at the pace of the first epoch"
+            ),
+            **read,
+            **cli.given(size=reading.size, skip_bad=reading.skip_bad),
+        )
     if as_json:
         cli.show_json(found)
         return
@@ -180,13 +162,8 @@ def compare(
     lines: list[tuple[str, ...]] = []
     for line in found.summary:
         critical = _mean_sd(line.critical_errors) if pairs else "-"
-        shown = (
-            _mean_sd(line.accuracy, 100),
-            _mean_sd(line.cost, 100),
-            critical,
-            *map(_p, (line.p_baseline, line.p_rule)),
-        )
-        lines.append((line.row, line.diverged) if line.diverged else (line.row, *shown))
+        means, tests = (_mean_sd(line.accuracy, 100), _mean_sd(line.cost, 100)), map(_p, (line.p_baseline, line.p_rule))
+        lines.append((line.row, line.diverged) if line.diverged else (line.row, *means, critical, *tests))
     cli.show_table(
         ("accuracy\n(%)", "cost per 100\npredictions", "critical\nerrors", "p,\nbaseline", "p,\nits rule"), lines
     )
@@ -203,7 +180,7 @@ def compare(
     cli.show_files([out / workflow.FILE])
 
 
-@cli.app.command()
+@cli.command()
 def report(
     folder: Annotated[Path, Argument(help="A folder written by `csada fit`.")],
     out: Annotated[Path | None, Option(help="The file to write; by default report.html in the folder.")] = None,
@@ -214,12 +191,9 @@ def report(
 
     It is one file without links: you can send it by mail and open it in any browser.
 
-    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
-
     Example: csada report out/fitted --out report.html
     """
     from csada.classifier import deployed
-    from csada.report.card import verdict
     from csada.report.page import page
     from csada.workflow.check import latest
 
@@ -231,8 +205,7 @@ def report(
     replaceable(target, "page", force=force)
     cli.write(target, page(evidence, shown, latest(folder)))
     if as_json:
-        found = {"report": str(target), "chosen": evidence.chosen, "verdict": verdict(evidence)}
-        cli.show_json(found | {"rows": cli.row_numbers(evidence)})
+        cli.show_json({"report": str(target)} | cli.evidence_numbers(evidence))
     else:
         cli.show_files([target])
 

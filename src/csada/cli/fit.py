@@ -28,8 +28,7 @@ SET = "Any option of fit or of the method; repeatable."
 BatchSize = Annotated[int | None, Option(min=1, help="By default 64 to 512, at most an eighth of the samples.")]
 
 
-@cli.app.command("fit")
-@cli.reads
+@cli.command("fit")
 def fit_command(
     model: cli.Model,
     data: cli.DataSet,
@@ -57,10 +56,7 @@ def fit_command(
     ] = None,
     limits: LimitsFile = None,
     seed: int = 0,
-    engine: cli.EngineName = "local",
-    workers: cli.Workers = None,
-    per_run: cli.PerRun = "",
-    store: cli.StoreUrl = None,
+    engines: cli.Engines = cli.HERE,
     devices: Annotated[int, Option(min=1, help="Of one method: processes, on as many GPUs, or on the CPU.")] = 1,
     options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
     reading: cli.Judging = cli.AS_IT_IS,
@@ -103,15 +99,10 @@ def fit_command(
     given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "devices": devices if devices > 1 else None}
     settings = {name: value for name, value in given.items() if value is not None} | parse_options(options or [])
     own = {"members": members if members != 3 else None, "views": views, "single": single or None, "time": limit}
-    own |= {
-        "engine": None if engine == "local" else engine,
-        "workers": workers,
-        "per_run": per_run or None,
-        "store": store,
-    }
+    own = {name: value for name, value in own.items() if value is not None} | engines.changed()
     if method == "auto":
         settings.pop("epochs", None)
-    for name in settings if method == "auto" else [name for name, value in own.items() if value is not None]:
+    for name in settings if method == "auto" else own:
         which = "one method: add --method csada, say" if method == "auto" else "auto: leave out --method"
         raise InputError(f"--{name.replace('_', '-')} is for {which}, or leave it out")
     minutes = None if limit is None else minutes_of(limit)
@@ -129,7 +120,7 @@ def fit_command(
         reserved(out) as folder,
         cli.progress("training") as update,
         tracked(track, told, lambda line, total: update(line["epoch"], total)) as on_epoch,
-        cli.chosen_engine(engine, workers, per_run, store, folder, OWN) as where,
+        engines.started(folder, OWN) as where,
     ):
         common |= {"checkpoints": folder, "on_epoch": on_epoch}
         if method == "auto":
@@ -168,9 +159,8 @@ def fit_command(
     evidence = better.evidence
     assert evidence is not None
     if as_json:
-        found: dict[str, Any] = {"folder": str(out), "rows": cli.row_numbers(evidence), "chosen": evidence.chosen}
-        found |= {"verdict": verdict(evidence), "options": evidence.options, "members": evidence.admissions}
-        cli.show_json(found | cli.limit_numbers(evidence))
+        found = {"folder": str(out), "options": evidence.options, "members": evidence.admissions}
+        cli.show_json(found | cli.evidence_numbers(evidence))
         return
     cli.show_members(evidence)
     cli.show_rows(evidence)
@@ -193,8 +183,7 @@ def fit_command(
     cli.say(f"csada report {out} explains it on a page")
 
 
-@cli.app.command()
-@cli.reads
+@cli.command()
 def tune(
     model: cli.Model,
     data: cli.DataSet,
@@ -206,10 +195,7 @@ def tune(
     batch_size: BatchSize = None,
     timeout: Annotated[float | None, Option(min=0, help="Minutes after which no further trial starts.")] = None,
     seed: int = 0,
-    engine: cli.EngineName = "local",
-    workers: cli.Workers = None,
-    per_run: cli.PerRun = "",
-    store: cli.StoreUrl = None,
+    engines: cli.Engines = cli.HERE,
     reading: cli.Judging = cli.AS_IT_IS,
     flip: cli.Flip = False,
     out: cli.OutDir = Path("out/tuned"),
@@ -230,7 +216,7 @@ def tune(
     splits = reading.load(data, start, flip=flip)
     with (
         cli.progress("training") as update,
-        cli.chosen_engine(engine, workers, per_run, store, out, workflow.TRIALS, workflow.SEARCH) as where,
+        engines.started(out, workflow.TRIALS, workflow.SEARCH) as where,
     ):
         tuning, better = workflow.tune(
             start,
@@ -262,8 +248,7 @@ def tune(
     words = ["csada", "fit", str(model), data, "--costs", costs, "--budget", str(budget), *given]
     command = shlex.join([*words, *(("--epochs", "0") if tuning.leader is None else again(tuning))])
     if as_json:
-        found = {"verdict": verdict(evidence), "command": command, "chosen": evidence.chosen}
-        cli.show_json(plain(tuning) | found | {"rows": cli.row_numbers(evidence)})
+        cli.show_json(plain(tuning) | {"command": command} | cli.evidence_numbers(evidence))
         return
     cli.show_rows(evidence)
     states = Counter(trial.state for trial in tuning.trials)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROWS = 15  # periods on the screen
 
 
-@cli.app.command()
+@cli.command()
 def monitor(
     model: Annotated[Path, Argument(help="The folder of `csada fit` whose decisions were logged.")],
     log: Annotated[Path, Argument(help="The file that `csada predict --log` wrote, or your own program.")],
@@ -66,8 +66,7 @@ def monitor(
     from csada.workflow import monitor as workflow
     from csada.workflow.versions import check_new
 
-    if out is not None:
-        replaceable(out, "page", force=force)
+    replaceable(out, "page", force=force)
     if suggest_priors is not None and workflow.is_table(suggest_priors):
         replaceable(suggest_priors, "table of frequencies", force=force)
     elif suggest_priors is not None:

@@ -14,55 +14,26 @@ from typer.core import TyperGroup
 
 from csada import bounds
 from csada.cli import common as cli
-from csada.errors import InputError
+from csada.errors import InputError, explained
 from csada.files import write_text
 
 if typing.TYPE_CHECKING:
     from csada.workflow.project import Commands
 
 FILE = "csada.toml"
-TAKE = (
-    "evaluate",
-    "check",
-    "report",
-    "review",
-    "export",
-    "predict",
-    "monitor",
-)  # a model that fit or tune made: their first argument
+# their first argument is a model that fit or tune made
+TAKE = ("evaluate", "check", "report", "review", "export", "predict", "monitor")
+TAKEN = "Where fit and tune have both made a model of a project, the cheaper one on validation is taken; name one to take that."
 NAMES = ("data", "costs", "pretrained", "features")  # text that may be a path
 STRANGERS = ("csada.cli.paper", "csada.cli.project")  # commands with settings of their own
 
-RESUMES = "the same command resumes"
 KEPT = {  # by a command that was interrupted
-    "train": f"; the epochs up to the last checkpoint are kept: {RESUMES}",
-    "fit": f"; the epochs up to the last checkpoint are kept: {RESUMES}",
-    "tune": f"; the trials so far are kept: {RESUMES}",
-    "reproduce": f"; the runs so far are kept: {RESUMES}",
-    "compare": f"; the rows so far are kept: {RESUMES}",
+    **dict.fromkeys(("train", "fit"), "epochs up to the last checkpoint"),
+    **{"tune": "trials so far", "reproduce": "runs so far", "compare": "rows so far"},
 }
-
-
 PANELS = {  # of csada --help, with the commands in the order in which a user needs them
-    "Your own data": (
-        "init",
-        "data",
-        "costs",
-        "train",
-        "fit",
-        "tune",
-        "compare",
-        "evaluate",
-        "check",
-        "report",
-        "review",
-        "predict",
-        "monitor",
-        "export",
-        "decide",
-        "diff",
-    ),
-    "The paper and its experiments": ("demo", "toy", "tabular", "reproduce", "study", "tables", "figures"),
+    "Your own data": "init data costs train fit tune compare evaluate check report review predict monitor export decide diff",
+    "The paper and its experiments": "demo toy tabular reproduce study tables figures",
 }
 
 
@@ -71,10 +42,13 @@ class ProjectGroup(TyperGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        panels = {name: panel for panel, names in PANELS.items() for name in names}
+        panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
         self.commands = {**{name: self.commands[name] for name in panels}, **self.commands}
         for name, panel in panels.items():
             typing.cast("Any", self.commands[name]).rich_help_panel = panel
+        for name in TAKE:
+            command = self.commands[name]
+            command.help = str(command.help).replace("\n\nExample:", f"\n\n{TAKEN}\n\nExample:")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -118,7 +92,9 @@ class ProjectGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            cli.warn(f"csada: interrupted{KEPT.get(ctx.invoked_subcommand, '')}", style="red")
+            kept = KEPT.get(ctx.invoked_subcommand)
+            resumes = f"; the {kept} are kept: the same command resumes" if kept else ""
+            cli.warn(f"csada: interrupted{resumes}", style="red")
             raise Exit(143 if isinstance(stop, cli.Terminated) else 130) from None
         except BadParameter as error:
             if not hasattr(error, "param_type") or ctx.params.get("project") or Path(FILE).exists():
@@ -185,7 +161,7 @@ def options(
     os.environ[bounds.VARIABLE] = ",".join(filter(None, (os.environ.get(bounds.VARIABLE), text)))
 
 
-@cli.app.command()
+@cli.command()
 def init(
     data: cli.DataSet,
     out: Annotated[Path, Option("--out", help="The project's folder.")] = Path("."),
@@ -214,13 +190,10 @@ def init(
     if not is_new:
         read_costs(costs, data, **own)
     choice = choose(sum(samples["train"].values()), *images(data), gpu=torch.cuda.is_available())
-    try:
+    with explained(f"cannot write to {out}", "choose another place with --out"):
         if is_new:
             write_template(table, samples["train"])
-        text = template(_seen_from(out, data), _seen_from(out, costs), samples, choice, **own)
-        write_text(file, text)
-    except OSError as error:
-        raise InputError(f"cannot write to {out}: {error.strerror}; choose another place with --out") from None
+        write_text(file, template(_seen_from(out, data), _seen_from(out, costs), samples, choice, **own))
     cli.show_files([table, file] if is_new else [file])
     steps = {
         "csada costs check": "what the costs say",

@@ -14,8 +14,7 @@ from csada.errors import InputError
 SHOWN = 10  # pairs on which experts differ most
 
 
-@cli.app.command()
-@cli.reads
+@cli.command()
 def review(
     model: cli.Model,
     data: cli.DataSet,
@@ -32,8 +31,6 @@ def review(
 
     It shows validation samples, never test. The expert opens it in a browser, compares mistakes, and sends back
     costs.csv, labels.csv (labels that are wrong) and answers.json. No server and no network are needed.
-
-    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
 
     Example: csada review out/fitted photos --out review.html
     """

@@ -13,15 +13,13 @@ from typing import Annotated
 from typer import Argument, Option
 
 from csada.cli import common as cli
-from csada.errors import InputError, RunError
+from csada.errors import InputError, RunError, check_known
 from csada.files import printable, replaceable
 
-FORMATS = ("csv", "jsonl")
 
-
-@cli.app.command()
+@cli.command()
 def export(
-    model: Annotated[Path, Argument(help="A folder written by `csada train` or `csada fit`.")],
+    model: cli.Model,
     out: Annotated[Path | None, Option(help="The file to write; by default model.onnx in that folder.")] = None,
     dtype: Annotated[
         str | None, Option("--input", metavar="uint8|float32", help="What the file takes; by default as stored.")
@@ -31,8 +29,6 @@ def export(
     as_json: cli.AsJson = False,
 ) -> None:
     """One ONNX file that takes raw pixels or rows and decides by cost, on any machine with onnxruntime.
-
-    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
 
     Example: csada export out/fitted --out pills.onnx
     """
@@ -53,7 +49,7 @@ def export(
     cli.show_files([file])
 
 
-@cli.app.command()
+@cli.command()
 def predict(
     model: Annotated[Path, Argument(help="A folder of `csada train` or `csada fit`, or an exported .onnx file.")],
     inputs: Annotated[list[Path], Argument(help="Images, folders of images, or one CSV or Parquet file of rows.")],
@@ -72,16 +68,12 @@ def predict(
 ) -> None:
     """Decide new inputs: class, probability, expected cost, and whether to refer the case to a person.
 
-    In a project with a model of [fit] and one of [tune], the cheaper one on validation is taken; name one to take that.
-
     Example: csada predict out/fitted photos/ --out decisions.csv
     """
     from csada.rows import cell, said_of_unknown
 
-    if form not in FORMATS:
-        raise InputError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
-    if out is not None:
-        replaceable(out, "table of decisions", force=force)
+    check_known("format", form, ("csv", "jsonl"))
+    replaceable(out, "table of decisions", force=force)
     from csada.workflow.predict import default_batch, files, open_log, open_model
     from csada.workflow.predict import predict as rows_of
 

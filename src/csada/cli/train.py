@@ -12,8 +12,7 @@ from csada.cli import common as cli
 from csada.errors import InputError
 
 
-@cli.app.command()
-@cli.reads
+@cli.command()
 def train(
     data: cli.DataSet,
     out: cli.OutDir = Path("out/baseline"),

@@ -10,41 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from csada.costs import did_you_mean
-from csada.data.augment import Augmentation, Normalization
+from csada.data.augment import Augmentation as Augmentation
+from csada.data.augment import Normalization as Normalization
 from csada.data.fetch import Progress
 from csada.data.scores import is_scores
-from csada.data.splits import PARTS, Batch, Ids, Part, Splits, seen, stratified
+from csada.data.splits import PARTS
+from csada.data.splits import Part as Part
+from csada.data.splits import Splits as Splits
+from csada.data.splits import seen as seen
 from csada.errors import InputError
 from csada.files import StrPath
 from csada.pixels import SUFFIXES
 from csada.tars import is_remote, is_shards
 
-__all__ = [
-    "BUILTIN",
-    "SOURCES",
-    "Augmentation",
-    "Batch",
-    "Ids",
-    "Normalization",
-    "Part",
-    "Splits",
-    "counts",
-    "find",
-    "load",
-    "options_of",
-    "seen",
-    "stratified",
-]
-
 # Each module has load(data_dir, scale, seed, ...) -> Splits, and is imported when it is asked for.
-SOURCES = {
-    "cifar10": "csada.data.cifar10",
-    "digits": "csada.data.digits",
-    "mnist": "csada.data.mnist",
-    "pills": "csada.data.pills",
-    "pmi": "csada.data.pmi",
-    "toy": "csada.data.toy",
-}
+SOURCES = {name: f"csada.data.{name}" for name in ("cifar10", "digits", "mnist", "pills", "pmi", "toy")}
 IMAGES = "csada.data.images"
 BUILTIN = "builtin:"  # before a name of SOURCES: that one, whatever folders there are
 
@@ -134,5 +114,4 @@ def counts(
         return {part: {product.ndc: getattr(product, part) for product in PRODUCTS} for part in PARTS}
     splits = load(name_or_path, data_dir, **options)
     on_warnings(*splits.warnings)
-    counted = {name: part.y.bincount(minlength=len(splits.classes)).tolist() for name, part in splits.parts.items()}
-    return {name: dict(zip(splits.classes, each, strict=True)) for name, each in counted.items()}
+    return splits.counts

@@ -29,7 +29,7 @@ from csada.data.fetch import Progress
 from csada.data.mapped import mapped, write_header
 from csada.data.splits import as_ids, hashed
 from csada.data.store import HALF, INDEX, PIECES, PIXELS, entry, full, lock, room
-from csada.errors import InputError, RunError
+from csada.errors import InputError, RunError, explained
 from csada.files import read_bytes, regular, sweep, synced, whole
 from csada.pixels import square
 
@@ -113,11 +113,8 @@ def stamp(path: Path) -> tuple[int, int]:
 
 def _readable(name: str, read: Callable[[], T]) -> T:
     """What is read; a file that is there but cannot be read is to be put right, not remembered as a broken image."""
-    try:
+    with explained(f"{name} cannot be read", "make it a readable file or take it away"):
         return read()
-    except OSError as error:
-        why = error.strerror or error  # fsspec gives no other
-        raise InputError(f"{name} cannot be read: {why}; make it a readable file or take it away") from None
 
 
 def decode(

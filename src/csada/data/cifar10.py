@@ -26,7 +26,7 @@ from csada.data.cache import Encoded, decode, stamp
 from csada.data.fetch import Progress, missing, places
 from csada.data.pickled import Built, Call, Name, read
 from csada.data.splits import Part, Splits, hold_out, scaled
-from csada.errors import InputError
+from csada.errors import InputError, explained
 from csada.files import StrPath, read_bytes, regular
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -82,10 +82,8 @@ def _read_batches(path: Path) -> tuple[Labelled, Labelled]:
     def content(name: str) -> bytes:
         if path.is_file() and name not in packed:
             raise InputError(f"{path} has no {name}; download it again")
-        try:
+        with explained(f"{path / name} cannot be read", "download CIFAR-10 again"):
             return packed[name] if path.is_file() else read_bytes(path / name, most("archive"))
-        except OSError as error:
-            raise InputError(f"{path / name} cannot be read: {error.strerror}; download CIFAR-10 again") from None
 
     def joined(names: tuple[str, ...]) -> Labelled:
         images, labels = zip(*(_batch(content(name), path / name) for name in names), strict=True)

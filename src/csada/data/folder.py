@@ -18,7 +18,7 @@ from PIL import Image
 from csada.data.cache import file_ids
 from csada.data.fetch import Progress
 from csada.data.splits import PARTS, Splits, by_content, repeated, some_of
-from csada.errors import InputError, RunError
+from csada.errors import InputError, RunError, explained
 from csada.files import StrPath, printable, settled, uninterrupted
 from csada.folders import OWN, beside, locked
 from csada.pixels import SUFFIXES
@@ -48,28 +48,25 @@ def save(splits: Splits, path: StrPath, on_progress: Progress | None = None) -> 
     half = beside(target)
     parts = {"train": splits.train, "valid": splits.validation, "test": splits.test}
     total, done = sum(map(len, parts.values())), 0
-    try:
-        with locked(half) as mine:
-            if not mine:
-                raise InputError(f"{target} is in use by another run of csada; wait for it, or choose another folder")
-            try:
-                for name, part in parts.items():
-                    shutil.rmtree(half / name, ignore_errors=True)  # by a run that was killed
-                    for label in splits.classes:
-                        (half / name / label).mkdir(parents=True)
-                    for i, y in enumerate(part.y.tolist()):
-                        pixels = part.x[i].permute(1, 2, 0).squeeze(2).numpy()
-                        Image.fromarray(pixels).save(half / name / splits.classes[y] / f"{i:06}.png")
-                        done += 1
-                        if on_progress and done % 100 == 0:
-                            on_progress(done, total)
-                settled(half, target)
-            finally:
-                with uninterrupted():
-                    shutil.rmtree(half, ignore_errors=True)
-                    shutil.rmtree(target / OWN, ignore_errors=True)
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}; nothing is left of it") from None
+    with explained(f"cannot write {target}", "nothing is left of it", RunError), locked(half) as mine:
+        if not mine:
+            raise InputError(f"{target} is in use by another run of csada; wait for it, or choose another folder")
+        try:
+            for name, part in parts.items():
+                shutil.rmtree(half / name, ignore_errors=True)  # by a run that was killed
+                for label in splits.classes:
+                    (half / name / label).mkdir(parents=True)
+                for i, y in enumerate(part.y.tolist()):
+                    pixels = part.x[i].permute(1, 2, 0).squeeze(2).numpy()
+                    Image.fromarray(pixels).save(half / name / splits.classes[y] / f"{i:06}.png")
+                    done += 1
+                    if on_progress and done % 100 == 0:
+                        on_progress(done, total)
+            settled(half, target)
+        finally:
+            with uninterrupted():
+                shutil.rmtree(half, ignore_errors=True)
+                shutil.rmtree(target / OWN, ignore_errors=True)
     return target
 
 
@@ -153,7 +150,5 @@ def _folders(folder: Path) -> list[str]:
 
 def _entries(folder: Path) -> list[Path]:
     """What the folder holds, sorted, but for hidden files."""
-    try:
+    with explained(f"{folder} cannot be read", "make it a readable folder"):
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    except OSError as error:
-        raise InputError(f"{folder} cannot be read: {error.strerror}; make it a readable folder") from None

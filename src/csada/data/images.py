@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -95,9 +95,12 @@ def load(
         )
         for part in PARTS
     )
-    warnings = (*listing.warnings, *_lacking(path, parts, classes))
+    absent = unrepresented({part: _labels(paths, classes) for part, paths in parts.items()}, classes)
+    lacks = [f"{path}: {part} has no image of {names}; add some{_or_split(path)}" for part, names in absent.items()]
     name = printable(Path(path).resolve().name)
-    return Splits(train, validated, test, classes, name, skipped=(*cut, *decoded.skipped), warnings=warnings)
+    return Splits(
+        train, validated, test, classes, name, skipped=(*cut, *decoded.skipped), warnings=(*listing.warnings, *lacks)
+    )
 
 
 def counts(path: StrPath) -> tuple[dict[str, dict[str, int]], tuple[str, ...]]:
@@ -129,12 +132,6 @@ def _take(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
     if np.array_equal(rows, np.arange(first, last + 1)):
         return images[first : last + 1]  # a view: the pixels stay on the disk until they are used
     return images.index_select(0, torch.from_numpy(rows))
-
-
-def _lacking(path: StrPath, parts: Parts, classes: tuple[str, ...]) -> Iterator[str]:
-    labels = {part: _labels(paths, classes) for part, paths in parts.items()}
-    for part, names in unrepresented(labels, classes).items():
-        yield f"{path}: {part} has no image of {names}; add some{_or_split(path)}"
 
 
 def _or_split(path: StrPath) -> str:

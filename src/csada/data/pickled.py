@@ -22,13 +22,8 @@ CODES: dict[str, Any] = pickletools.code2op  # type: ignore[attr-defined]
 VALUES = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
 VALUES |= {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-TAKES = {
-    "EMPTY_TUPLE": 0,
-    "TUPLE1": 1,
-    "TUPLE2": 2,
-    "TUPLE3": 3,
-    "TUPLE": None,
-}  # values; None: all since the last mark
+# values; None: all since the last mark
+TAKES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": None}
 TAKES |= {"EMPTY_LIST": 0, "LIST": None, "APPEND": 1, "APPENDS": None}
 TAKES |= {"EMPTY_DICT": 0, "DICT": None, "SETITEM": 2, "SETITEMS": None}
 

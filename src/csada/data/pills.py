@@ -108,7 +108,9 @@ def load(
     counts = {
         part: [max(FEWEST, round(scale * getattr(p, part))) * (p.ndc in names) for p in PRODUCTS] for part in PARTS
     }
-    paths = {part: _cached(part, counts[part], seed, size, conditions) for part in PARTS}
+    known = ([RENDERER, part, counts[part], seed, size, asdict(conditions)] for part in PARTS)
+    places = (entry(identity, "pills") for identity in known)
+    paths = {part: place.with_name(f"pills-{place.name}.npy") for part, place in zip(PARTS, places, strict=True)}
     jobs = {
         part: [Job(seed, part, label, n) for label, count in enumerate(counts[part]) for n in range(count)]
         for part in PARTS
@@ -170,11 +172,6 @@ class Job(NamedTuple):
 def draw_many(jobs: Sequence[Job], side: int, conditions: Conditions) -> Bytes:
     """[len(jobs), 3, side, side]"""
     return np.stack([job.draw(side, conditions) for job in jobs])
-
-
-def _cached(part: str, counts: Sequence[int], seed: int, side: int, conditions: Conditions) -> Path:
-    place = entry([RENDERER, part, counts, seed, side, asdict(conditions)], "pills")
-    return place.with_name(f"pills-{place.name}.npy")
 
 
 def _written(path: Path, jobs: Sequence[Job], side: int, conditions: Conditions) -> Iterator[int]:

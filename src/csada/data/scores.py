@@ -16,7 +16,6 @@ import sys
 import tokenize
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,9 +31,9 @@ from csada import parquet
 from csada.bounds import check
 from csada.costs import did_you_mean
 from csada.data.splits import PARTS, Part, Splits, as_ids, by_content, hashed, scaled
-from csada.errors import InputError
+from csada.errors import InputError, explained
 from csada.files import StrPath, regular
-from csada.rows import MISSING, as_written, decimal_sign, number, read_table
+from csada.rows import MISSING, as_written, decimal_sign, number, read_table, repeated
 
 PLACED = (".npz", parquet.SUFFIX)  # files that have rows and no lines
 SUM = 2e-3  # by which probabilities may miss 1: what half precision loses
@@ -146,10 +145,8 @@ def kind(column: str) -> str | None:
 def read(path: StrPath) -> ScoreTable:
     """The whole table, after every row was checked. Memory: about 8 bytes for each score and 100 for each id."""
     path = Path(path)
-    try:
+    with explained(f"{path} cannot be read"):
         regular(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     reader = {".npz": _npz, parquet.SUFFIX: _parquet}.get(path.suffix.lower(), _csv)
     columns, chunks = reader(path)
     classes = [name.partition(":")[2] for name in columns]
@@ -215,13 +212,9 @@ def _columns(path: Path, header: Sequence[str]) -> tuple[list[str], list[str]]:
     check("classes", len(columns), f"{path} has columns for {len(columns):,} classes")
     used = [name for name in header if name in others or kind(name) is not None]
     names = [*others, *(name.partition(":")[2] for name in columns)]
-    if twice := _twice(used) or _twice(names):
+    if twice := repeated(used) or repeated(names):
         raise InputError(f"{path} has several columns for {min(twice)!r}; one is needed")
     return columns, others
-
-
-def _twice(names: Sequence[str]) -> list[str]:
-    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def _csv(path: Path) -> tuple[list[str], Iterator[Chunk]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from csada.data.augment import Augmentation, Normalization
 from csada.data.mapped import Mapped, packed
 from csada.errors import InputError
+from csada.sample import Dtype, Sample
 
 PARTS = ("train", "validation", "test")
 
@@ -131,6 +132,12 @@ class Splits:
     def parts(self) -> dict[str, Part]:
         return {name: getattr(self, name) for name in PARTS}
 
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Part -> class -> samples."""
+        counted = {name: part.y.bincount(minlength=len(self.classes)).tolist() for name, part in self.parts.items()}
+        return {name: dict(zip(self.classes, each, strict=True)) for name, each in counted.items()}
+
     @cached_property
     def ids(self) -> Ids:
         return Ids(self.train.ids, self.validation.ids, self.test.ids)
@@ -143,6 +150,23 @@ class Splits:
     def __repr__(self) -> str:
         rows = [f"{name}: {len(part):,}" for name, part in self.parts.items()]
         return f"Splits({self.name!r}, {len(self.classes)} classes, {', '.join(rows)}; {self.train!r})"
+
+
+@dataclass(frozen=True)
+class Input(Sample):
+    """What a classifier takes: a sample as it is stored, and how it is normalised."""
+
+    normalization: Normalization = field(default_factory=Normalization)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (n := len(self.normalization.mean)) not in (1, self.shape[0]):
+            raise InputError(f"{n} means and standard deviations for {self.shape[0]} channels or features")
+
+    @classmethod
+    def of(cls, splits: Splits) -> Input:
+        dtype: Dtype = "uint8" if splits.train.x.dtype == torch.uint8 else "float32"
+        return cls(splits.shape, dtype, splits.columns or None, splits.categories, splits.train.normalization)
 
 
 def content_ids(x: Tensor) -> NDArray[np.uint64]:

@@ -90,21 +90,17 @@ class Entry:
 
 def entries() -> dict[str, Entry]:
     found: dict[str, Entry] = {}
-    for path in _files():
-        with suppress(OSError):
-            stat = path.stat()
-            if named := OWN.fullmatch(path.name):
-                each = found.setdefault(f"{path.parent}/{named[1]}", Entry())
-                each.files.append(path)
-                each.size += stat.st_size
-                each.used = max(each.used, stat.st_mtime)
-    return found
-
-
-def _files() -> Iterator[Path]:
     for folder in (_root(),) if os.environ.get(FOLDER) else (_root() / kind for kind in KINDS):
         with suppress(OSError):
-            yield from folder.iterdir()
+            for path in folder.iterdir():
+                with suppress(OSError):
+                    stat = path.stat()
+                    if named := OWN.fullmatch(path.name):
+                        each = found.setdefault(f"{path.parent}/{named[1]}", Entry())
+                        each.files.append(path)
+                        each.size += stat.st_size
+                        each.used = max(each.used, stat.st_mtime)
+    return found
 
 
 @contextmanager

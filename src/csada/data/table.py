@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -30,6 +29,7 @@ from csada.files import StrPath
 from csada.parquet import is_parquet
 from csada.rows import (
     MISSING,
+    check_names,
     decimal_sign,
     encoded,
     number_or_nan,
@@ -277,8 +277,7 @@ def _header(path: Path, label: str | None) -> tuple[list[str], int, list[str]]:
         raise InputError(
             f"{path} has the single column {header[0]!r}; it needs features and a label, with commas between (or ; or tabs)"
         )
-    if twice := sorted(name for name, times in Counter(header).items() if times > 1):
-        raise InputError(f"{path} has several columns named {twice[0]!r}; rename them")
+    check_names(path, header)
     if "" in header:
         raise InputError(f"{path}: column {header.index('') + 1} has no name; name it or remove it")
     return header, first, warnings

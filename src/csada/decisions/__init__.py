@@ -1,95 +1,45 @@
 """From scores to decisions: calibration, rules, curves. The only place where a decision is made."""
 
-from csada.decisions.arrays import as_array
-from csada.decisions.calibration import (
-    CALIBRATIONS,
-    Scaling,
-    choose_calibration,
-    cross_fitted,
-    fit_calibration,
-    fit_scaling,
-    fit_temperature,
-    prior_ratio,
-    stratified_folds,
-)
-from csada.decisions.constrained import Kept, enough, test_part, within_limits
-from csada.decisions.curves import CoverageCurve, cost_coverage_curve, threshold_for_budget
-from csada.decisions.limits import Judged, Limit, Limits, judged
-from csada.decisions.rules import (
-    RULES,
-    STRENGTHS,
-    TIE,
-    Abstention,
-    Costs,
-    CostsByTruth,
-    Decided,
-    Decision,
-    Frontier,
-    MinimumExpectedCost,
-    Rule,
-    ThresholdMoving,
-    argmax,
-    decide,
-    frontier,
-    mean_cost,
-    same_up_to,
-)
-from csada.decisions.selection import (
-    Admission,
-    Mixture,
-    Selection,
-    choose,
-    half_expected,
-    held_out,
-    mixed,
-    select,
-)
-
-__all__ = [
-    "CALIBRATIONS",
-    "RULES",
-    "STRENGTHS",
-    "TIE",
-    "Abstention",
-    "Admission",
-    "Costs",
-    "CostsByTruth",
-    "CoverageCurve",
-    "Decided",
-    "Decision",
-    "Frontier",
-    "Judged",
-    "Kept",
-    "Limit",
-    "Limits",
-    "MinimumExpectedCost",
-    "Mixture",
-    "Rule",
-    "Scaling",
-    "Selection",
-    "ThresholdMoving",
-    "argmax",
-    "as_array",
-    "choose",
-    "choose_calibration",
-    "cost_coverage_curve",
-    "cross_fitted",
-    "decide",
-    "enough",
-    "fit_calibration",
-    "fit_scaling",
-    "fit_temperature",
-    "frontier",
-    "half_expected",
-    "held_out",
-    "judged",
-    "mean_cost",
-    "mixed",
-    "prior_ratio",
-    "same_up_to",
-    "select",
-    "stratified_folds",
-    "test_part",
-    "threshold_for_budget",
-    "within_limits",
-]
+from csada.decisions.arrays import as_array as as_array
+from csada.decisions.calibration import CALIBRATIONS as CALIBRATIONS
+from csada.decisions.calibration import Scaling as Scaling
+from csada.decisions.calibration import choose_calibration as choose_calibration
+from csada.decisions.calibration import cross_fitted as cross_fitted
+from csada.decisions.calibration import fit_calibration as fit_calibration
+from csada.decisions.calibration import fit_scaling as fit_scaling
+from csada.decisions.calibration import fit_temperature as fit_temperature
+from csada.decisions.calibration import prior_ratio as prior_ratio
+from csada.decisions.calibration import stratified_folds as stratified_folds
+from csada.decisions.constrained import Kept as Kept
+from csada.decisions.constrained import enough as enough
+from csada.decisions.constrained import test_part as test_part
+from csada.decisions.constrained import within_limits as within_limits
+from csada.decisions.curves import CoverageCurve as CoverageCurve
+from csada.decisions.curves import cost_coverage_curve as cost_coverage_curve
+from csada.decisions.curves import threshold_for_budget as threshold_for_budget
+from csada.decisions.limits import Judged as Judged
+from csada.decisions.limits import Limits as Limits
+from csada.decisions.limits import judged as judged
+from csada.decisions.rules import RULES as RULES
+from csada.decisions.rules import TIE as TIE
+from csada.decisions.rules import Abstention as Abstention
+from csada.decisions.rules import CostsByTruth as CostsByTruth
+from csada.decisions.rules import Decided as Decided
+from csada.decisions.rules import Decision as Decision
+from csada.decisions.rules import Frontier as Frontier
+from csada.decisions.rules import MinimumExpectedCost as MinimumExpectedCost
+from csada.decisions.rules import Rule as Rule
+from csada.decisions.rules import ThresholdMoving as ThresholdMoving
+from csada.decisions.rules import argmax as argmax
+from csada.decisions.rules import decide as decide
+from csada.decisions.rules import frontier as frontier
+from csada.decisions.rules import mean_cost as mean_cost
+from csada.decisions.rules import same_up_to as same_up_to
+from csada.decisions.selection import Admission as Admission
+from csada.decisions.selection import Mixture as Mixture
+from csada.decisions.selection import Selection as Selection
+from csada.decisions.selection import choose as choose
+from csada.decisions.selection import half_expected as half_expected
+from csada.decisions.selection import held_out as held_out
+from csada.decisions.selection import mixed as mixed
+from csada.decisions.selection import select as select

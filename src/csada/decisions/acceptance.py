@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 from csada.bounds import check
 from csada.decisions.arrays import Labels
-from csada.decisions.limits import Limit
-from csada.metrics import PairError, exact_bounds
+from csada.decisions.limits import Limit, share_bounds
+from csada.metrics import PairError
 
 Verdict = Literal["pass", "fail", "not enough samples"]
 AT_LEAST = ("recall", "precision")
 ROUNDING = 1e-12  # 1 - 0.9 is a little less than 0.1
 MOST_SAMPLES = 10**7  # more are as good as impossible
+remembered_bounds = lru_cache(2**16)(share_bounds)  # of many limits and groups most have seen few mistakes
 JOINTLY = "Bounds are exact, one-sided and corrected for the number of criteria: all of them hold together."
 
 
@@ -172,7 +173,7 @@ def verdicts(
 def _criterion(limit: Limit, group: str, bad: NDArray[np.float64], error: float, certain: bool) -> Criterion:
     n, lost, gained = len(bad), int((bad > 0).sum()), int((bad < 0).sum())
     paired = limit.kind == "accuracy_lost"
-    high, low = (0.0, 0.0) if certain else _bounds(lost, gained, n, error, paired)
+    low, high = (0.0, 0.0) if certain else remembered_bounds(lost, gained, n, error, paired)
     rate = (lost - gained) / n if n else None
     verdict: Verdict = "not enough samples"
     if high <= limit.most + ROUNDING:
@@ -204,23 +205,13 @@ def _criterion(limit: Limit, group: str, bad: NDArray[np.float64], error: float,
 
 
 @lru_cache(2**16)
-def _bounds(lost: float, gained: float, n: int, error: float, paired: bool) -> tuple[float, float]:
-    """The one-sided upper and lower bound of the share lost, less the share gained, each at this error."""
-    if not paired:
-        low, high = exact_bounds(lost, n, 1 - 2 * error)
-        return high, low
-    first, second = exact_bounds(lost, n, 1 - error), exact_bounds(gained, n, 1 - error)
-    return first.high - second.low, first.low - second.high
-
-
-@lru_cache(2**16)  # of many limits and groups most have seen few mistakes
 def _needed(most: float, lost: float, gained: float, n: int, error: float, paired: bool) -> int | None:
     """The least number of samples, to 4 digits, that decide at the rates seen; without samples, at no mistake."""
     x, y = lost / max(n, 1), gained / max(n, 1)
     broken = x - y > most
 
     def decides(m: int) -> bool:
-        high, low = _bounds(x * m, y * m, m, error, paired)
+        low, high = remembered_bounds(x * m, y * m, m, error, paired)
         return low > most if broken else high <= most
 
     low, high = n, max(2 * n, 1)

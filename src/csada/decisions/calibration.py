@@ -15,18 +15,15 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from csada.decisions.arrays import Floats, Labels, as_array, checked_probabilities, labelled
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 
 FOLDS = 5
 CLEAR = 2.0  # standard errors
 REMEMBERED = 1024
 FEWEST = 50  # samples for a choice; with fewer, the simplest is taken
 CALIBRATIONS = ("temperature", "vector", "matrix")  # the simplest first
-PULL = {
-    "vector": 10.0,
-    "matrix": 50.0,
-}  # to the identity, in samples: standard deviations of 0.22 and 0.1 on a parameter
-
+# to the identity, in samples: standard deviations of 0.22 and 0.1 on a parameter
+PULL = {"vector": 10.0, "matrix": 50.0}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,8 +134,7 @@ def fit_scaling(logits: Any, labels: Any, calibration: str = "vector") -> Scalin
 
 def fit_calibration(logits: Any, labels: Any, calibration: str = "temperature") -> tuple[float, Scaling | None]:
     """The temperature, and the scaling of the logits that it has scaled, where one is asked for."""
-    if calibration not in CALIBRATIONS:
-        raise InputError(f"unknown calibration {calibration!r}; known: {', '.join(CALIBRATIONS)}")
+    check_known("calibration", calibration, CALIBRATIONS)
     temperature = fit_temperature(logits, labels)
     if calibration == "temperature":
         return temperature, None
@@ -156,13 +152,13 @@ def stratified_folds(labels: Any, count: int = FOLDS) -> NDArray[np.int64]:
     return folds
 
 
-def cross_fitted(logits: Any, labels: Any, calibration: str = "temperature", count: int = FOLDS) -> Floats:
+def cross_fitted(logits: Any, labels: Any, calibration: str = "temperature") -> Floats:
     """[N, K]: the logarithms of calibrated probabilities, each sample by a calibration that was fitted on the other folds."""
     scores, truth = labelled(logits, labels)
     if len(truth) == 1:  # no other fold
         return np.asarray(log_softmax(scores, axis=1))
-    found, folds = np.empty_like(scores), stratified_folds(truth, count)
-    for fold, (temperature, scaling) in enumerate(_fitted_on_others(scores, truth, calibration, count)):
+    found, folds = np.empty_like(scores), stratified_folds(truth)
+    for fold, (temperature, scaling) in enumerate(_fitted_on_others(scores, truth, calibration)):
         out = folds == fold
         found[out] = scores[out] / temperature
         if scaling is not None:
@@ -171,11 +167,9 @@ def cross_fitted(logits: Any, labels: Any, calibration: str = "temperature", cou
 
 
 @remembered
-def _fitted_on_others(
-    scores: Floats, truth: Labels, calibration: str, count: int
-) -> tuple[tuple[float, Scaling | None], ...]:
+def _fitted_on_others(scores: Floats, truth: Labels, calibration: str) -> tuple[tuple[float, Scaling | None], ...]:
     """For each fold the calibration of all samples but its own."""
-    folds = stratified_folds(truth, count)
+    folds = stratified_folds(truth)
     with warnings.catch_warnings():  # who fits on all samples is warned
         warnings.simplefilter("ignore")
         return tuple(

@@ -189,7 +189,7 @@ def merge(experts: Sequence[CostMatrix]) -> Merged:
     mean = np.exp(np.nan_to_num(logs).sum(0) / np.maximum(count, 1))
     same = np.all([e.values == experts[0].values for e in experts], axis=0)
     mean = np.where(same, experts[0].values, rounded(mean))
-    units = np.array([math.log(usual_cost(e) or 1.0) for e in experts])[:, None, None]
+    units = np.array([math.log(e.usual or 1.0) for e in experts])[:, None, None]
     high, low = (side(np.where(paid, logs - units, none), 0) for side, none in ((np.max, -np.inf), (np.min, np.inf)))
     spread = np.where(count == len(experts), np.exp(np.where(count > 0, high - low, 0.0)), np.inf)
     spread[count == 0] = 1.0
@@ -198,12 +198,6 @@ def merge(experts: Sequence[CostMatrix]) -> Merged:
     if price is not None and (prices != price).any():
         price = float(rounded(np.exp(np.log(prices[prices > 0]).mean())))
     return Merged(CostMatrix(mean, experts[0].classes, price), spread)
-
-
-def usual_cost(costs: CostMatrix) -> float:
-    """The most frequent cost of a mistake; of equally frequent ones the smallest."""
-    found, counts = np.unique(costs.values[~np.eye(len(costs), dtype=bool)], return_counts=True)
-    return float(found[counts.argmax()])
 
 
 def rounded(costs: Floats) -> Floats:

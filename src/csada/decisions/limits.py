@@ -26,7 +26,7 @@ from csada import bounds
 from csada.costs import did_you_mean
 from csada.decisions.arrays import Floats, Labels
 from csada.errors import InputError
-from csada.metrics import REFER, at_most, exact_bounds
+from csada.metrics import REFER, Interval, exact_bounds
 from csada.reading import build, read_toml
 
 
@@ -37,10 +37,6 @@ class AtMost:
 
     def __post_init__(self) -> None:
         _check("at_most", self.at_most, self.confidence)
-
-    @property
-    def most(self) -> float:
-        return self.at_most
 
 
 @dataclass(frozen=True)
@@ -55,10 +51,6 @@ class Pair:
         if self.truth == self.predicted:
             raise InputError(f"{self.truth!r} as itself is no mistake; name two classes")
 
-    @property
-    def most(self) -> float:
-        return self.at_most
-
 
 @dataclass(frozen=True)
 class AtLeast:
@@ -72,10 +64,6 @@ class AtLeast:
 
     def __post_init__(self) -> None:
         _check("at_least", self.at_least, self.confidence)
-
-    @property
-    def most(self) -> float:
-        return 1 - self.at_least
 
 
 def _check(key: str, share: float, confidence: float | None) -> None:
@@ -123,11 +111,9 @@ class Limit:
         tries: rules that are tested alike, of which one is taken. Accuracy lost is bounded by its two parts: what was
         lost from above and what was gained from below, each at half the risk.
         """
-        sure = 1 - (1 - self.confidence) / tries
-        worse, better, n = int((bad > 0).sum()), int((bad < 0).sum()), len(bad)
-        if self.kind == "accuracy_lost" and n:
-            return exact_bounds(worse, n, sure).high - exact_bounds(better, n, sure).low
-        return at_most(worse, n, sure)
+        worse, better = int((bad > 0).sum()), int((bad < 0).sum())
+        paired = self.kind == "accuracy_lost"
+        return share_bounds(worse, better, len(bad), (1 - self.confidence) / tries, paired).high
 
     def share(self, bad: float) -> str:
         """A share of bad cases as the user states the limit."""
@@ -137,6 +123,14 @@ class Limit:
     def __str__(self) -> str:
         sign = "at least" if self.kind in ("recall", "precision") else "at most"
         return f"{self.name} {sign} {self.share(self.most)}"
+
+
+def share_bounds(lost: float, gained: float, samples: int, error: float, paired: bool) -> Interval:
+    """One-sided bounds of the share lost, each at this error; where it is `paired`, less the share gained."""
+    if not paired:
+        return exact_bounds(lost, samples, 1 - 2 * error)
+    first, second = exact_bounds(lost, samples, 1 - error), exact_bounds(gained, samples, 1 - error)
+    return Interval(first.low - second.high, first.high - second.low)
 
 
 class Judged(NamedTuple):
@@ -218,12 +212,12 @@ class Limits:
 
         for p in self.pair:
             name = f"{p.truth} labelled as {p.predicted}"
-            yield Limit(name, "pair", p.most, sure(p), number(p.truth), number(p.predicted))
+            yield Limit(name, "pair", p.at_most, sure(p), number(p.truth), number(p.predicted))
         for r in self.recall:
-            yield Limit(f"recall of {r.name}", "recall", r.most, sure(r), truth=number(r.name))
+            yield Limit(f"recall of {r.name}", "recall", 1 - r.at_least, sure(r), truth=number(r.name))
         for r in self.precision:
-            yield Limit(f"precision of {r.name}", "precision", r.most, sure(r), predicted=number(r.name))
+            yield Limit(f"precision of {r.name}", "precision", 1 - r.at_least, sure(r), predicted=number(r.name))
         if self.referred:
-            yield Limit("share referred", "referred", self.referred.most, sure(self.referred))
+            yield Limit("share referred", "referred", self.referred.at_most, sure(self.referred))
         if self.accuracy_lost:
-            yield Limit("accuracy lost", "accuracy_lost", self.accuracy_lost.most, sure(self.accuracy_lost))
+            yield Limit("accuracy lost", "accuracy_lost", self.accuracy_lost.at_most, sure(self.accuracy_lost))

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from csada.attacks import Ascent, Bounds, Forward, ascend, pays_to_shrink
 from csada.costs import CostMatrix
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.methods.base import scores
 from csada.models.folded import foldable, folded_forward
 from csada.models.modes import borrowed_eval, changed, mixes_batch
@@ -86,8 +86,7 @@ class CSADA:
     def __post_init__(self) -> None:
         Ascent.of(self)  # refuses bad settings
         self.costs.weights(self.tau)  # refuses a bad tau
-        if self.estimator not in ESTIMATORS:
-            raise InputError(f"unknown estimator {self.estimator!r}; known: {', '.join(ESTIMATORS)}")
+        check_known("estimator", self.estimator, ESTIMATORS)
         if not 0 <= self.weight < float("inf"):
             raise InputError(f"weight (lambda) must be zero or more, got {self.weight}")
         if self.tasks < 1:

@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from csada.costs import CostMatrix
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.methods.base import Loss, scores
 from csada.methods.csada import sample_cdf
 
@@ -40,8 +40,7 @@ class Mixup(Loss):
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
-        if self.partners not in ("any", "cost"):
-            raise InputError(f"unknown partners {self.partners!r}; known: any, cost")
+        check_known("partners", self.partners, ("any", "cost"))
         if (self.confusion is not None) != (self.partners == "cost"):
             raise InputError("partners='cost' and confusion= go together: give both, or neither")
         if self.confusion is not None:

@@ -6,7 +6,7 @@ Which row to use was decided on validation; the test part only says what came of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from csada.decisions import Decision
 from csada.decisions.acceptance import JOINTLY, Looked
@@ -64,57 +64,44 @@ def card(
     trained = f"trained further with the method {escaped(evidence.method)} for {epochs} epoch{'s' * (epochs > 1)}"
     if evidence.method == "auto":
         trained = f"an average of networks, trained for {epochs} epochs in all"
-    lines = [
+    paragraphs = [
         f"# {escaped(evidence.data)}: a classifier that knows what mistakes cost",
-        "",
         f"A {escaped(evidence.architecture)} for {len(costs)} classes: {ROWS[evidence.chosen]}"
         f"{f' ({trained})' if evidence.chosen.startswith('after') else ''}. It takes samples of {escaped(takes)}.",
-        "",
         verdict(evidence),
-        "",
-        *((on_features(evidence), "") if "features" in evidence.options else ()),
-        *(f"- {escaped(line)}" for line in limit_lines(evidence)),
-        *([""] if evidence.limits else []),
+        on_features(evidence) if "features" in evidence.options else "",
+        listed(map(escaped, limit_lines(evidence))),
         *(networks(members, views) if len(members) > 1 or len(views) > 1 else ()),
         f"Classes: {', '.join(names)}.",
-        "",
         f"Data: {escaped(evidence.data)}; {samples['train']} training, {samples['validation']} validation and "
         f"{samples['test']} test samples.",
-        "",
         "## What mistakes cost",
-        "",
         "The costliest; costs.csv has them all:",
-        "",
-        *(f"- {names[y]} labelled as {names[z]} costs {costs[y, z]:.4g}" for y, z in costs.top_pairs(SHOWN)),
-        *([] if costs.referral_cost is None else ["", f"Leaving a case to a person costs {costs.referral_cost:g}."]),
-        "",
+        listed(f"{names[y]} labelled as {names[z]} costs {costs[y, z]:.4g}" for y, z in costs.top_pairs(SHOWN)),
+        "" if costs.referral_cost is None else f"Leaving a case to a person costs {costs.referral_cost:g}.",
         "## How it decides",
-        "",
         in_words(evidence.decision),
-        "",
         "## Results",
-        "",
         *results(evidence),
-        "",
         *(acceptance(looked) if looked else ()),
         "## What this does not show",
-        "",
-        *limits(evidence.test[evidence.chosen], names),
-        "",
+        listed(limits(evidence.test[evidence.chosen], names)),
         "## How to use it",
-        "",
         "With FOLDER for the folder that holds this file:",
-        "",
-        "```",
-        "csada predict FOLDER INPUTS",
-        "csada export FOLDER",
-        "csada report FOLDER",
-        "```",
-        "",
+        "```\ncsada predict FOLDER INPUTS\ncsada export FOLDER\ncsada report FOLDER\n```",
         f"Made {evidence.started} with csada {about.csada}, Python {about.python}, PyTorch "
         f"{about.packages.get('torch', 'unknown')}, on {escaped(about.device)}, in {evidence.seconds:,.0f} s of training.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
+
+
+def listed(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def table(*lines: str) -> str:
+    """Of lines without the bars at their ends."""
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def on_features(evidence: Evidence) -> str:
@@ -134,12 +121,12 @@ def inference(passes: int) -> str:
 
 
 def networks(members: Sequence[tuple[str, float, float]], views: Sequence[str]) -> list[str]:
-    rows = [f"| {i} | {escaped(name)} | {t:.4g} | {weight:.4g} |" for i, (name, t, weight) in enumerate(members, 1)]
+    rows = [f"{i} | {escaped(name)} | {t:.4g} | {weight:.4g}" for i, (name, t, weight) in enumerate(members, 1)]
     averaged = (
         f"Their probabilities are averaged, over these views of a sample: {', '.join(views)}. "
         f"{inference(len(members) * len(views))}"
     )
-    return ["| member | network | temperature | weight |", "| ---: | --- | ---: | ---: |", *rows, "", averaged, ""]
+    return [table("member | network | temperature | weight", "---: | --- | ---: | ---:", *rows), averaged]
 
 
 def results(evidence: Evidence) -> list[str]:
@@ -148,11 +135,11 @@ def results(evidence: Evidence) -> list[str]:
     refers = any(e.referred for e in (*validation.values(), *test.values()))
     headings = ["", "accuracy, validation", "cost, validation", "accuracy, test", "cost, test", "95 %"]
     headings += ["decided itself, test"] * refers
-    lines = [f"| {' | '.join(headings)} |", "| --- |" + " ---: |" * (len(headings) - 1)]
+    lines = [" | ".join(headings), " | ".join(["---", *["---:"] * (len(headings) - 1)])]
     for row, e in test.items():
         cells = [f"**{row}**" if row == evidence.chosen else row, f"{100 * validation[row].accuracy:.2f} %"]
         cells += [_cost(validation[row]), f"{100 * e.accuracy:.2f} %", _cost(e), _interval(e)]
-        lines.append(f"| {' | '.join([*cells, *[f'{100 * e.coverage:.1f} %'] * refers])} |")
+        lines.append(" | ".join([*cells, *[f"{100 * e.coverage:.1f} %"] * refers]))
     among = " of the rows that can refer cases" * evidence.must_refer
     chosen = f"On validation the row in bold costs least{among} within {evidence.budget:g} points of accuracy, counted as the "
     chosen += "rows are saved; the numbers shown there are of rules that were fitted on the other samples."
@@ -161,13 +148,8 @@ def results(evidence: Evidence) -> list[str]:
     if (judged := len(evidence.labels("validation"))) > evidence.samples["validation"]:
         chosen += f" Validation is small, so it means here {judged:,} training and validation samples, each scored by networks"
         chosen += " that were trained without it."
-    told = test[evidence.chosen].referral
-    return [
-        *lines,
-        "",
-        f"Cost per 100 predictions, with its 95 % interval on test. {chosen}",
-        *(["", told] if told else []),
-    ]
+    told = f"Cost per 100 predictions, with its 95 % interval on test. {chosen}"
+    return [table(*lines), told, test[evidence.chosen].referral]
 
 
 def limit_lines(evidence: Evidence) -> list[str]:
@@ -185,22 +167,22 @@ def acceptance(looked: Looked) -> list[str]:
     """The verdict on every criterion, and costs by group."""
     check = looked.check
     rows = [
-        f"| {escaped(c.title)} | {c.at} {100 * c.limit:.4g} % | {c.bad:,} of {c.samples:,} | {c.at} {100 * c.bound:.3g} % "
-        f"| {c.verdict} |"
+        f"{escaped(c.title)} | {c.at} {100 * c.limit:.4g} % | {c.bad:,} of {c.samples:,} | {c.at} {100 * c.bound:.3g} % "
+        f"| {c.verdict}"
         for c in check.results
     ]
     groups = [
-        f"- {escaped(g.name)}: {g.samples:,} samples, cost per 100 predictions {100 * g.mean_cost:.2f}"
+        f"{escaped(g.name)}: {g.samples:,} samples, cost per 100 predictions {100 * g.mean_cost:.2f}"
         + "".join(f"; {escaped(f'{p.truth} labelled as {p.predicted}')}: {p.errors} of {p.samples}" for p in g.pairs)
         for g in check.groups
         if g.mean_cost is not None
     ]
-    told = [JOINTLY, *filter(None, [looked.history])]
     return [
-        *("## Acceptance", "", f"**{check.verdict}**: {check.told()}", ""),
-        *("| criterion | limit | bad cases | proven | verdict |", "| --- | --- | ---: | ---: | --- |", *rows, ""),
-        *(["By group:", "", *groups, ""] if groups else ()),
-        *(" ".join(told), ""),
+        "## Acceptance",
+        f"**{check.verdict}**: {check.told()}",
+        table("criterion | limit | bad cases | proven | verdict", "--- | --- | ---: | ---: | ---", *rows),
+        *(["By group:", listed(groups)] if groups else ()),
+        f"{JOINTLY} {looked.history}".rstrip(),
     ]
 
 
@@ -218,17 +200,17 @@ def unproven(evidence: Evidence) -> str:
 def limits(test: Evaluation, names: list[str]) -> list[str]:
     """What the test part is too small, or too narrow, to say."""
     unseen = [name for name, count in zip(names, test.confusion.sum(1), strict=True) if count == 0]
-    lines = [f"- Nothing is known about {', '.join(unseen)}: no test sample of it was decided."] if unseen else []
+    lines = [f"Nothing is known about {', '.join(unseen)}: no test sample of it was decided."] if unseen else []
     lines += [
-        f"- {names[test.costs.index(pair.truth)]} labelled as {names[test.costs.index(pair.predicted)]}: "
+        f"{names[test.costs.index(pair.truth)]} labelled as {names[test.costs.index(pair.predicted)]}: "
         f"{pair.errors} of {pair.samples}, so at most {100 * at_most(pair.errors, pair.samples):.1f} % (one-sided 95 %)."
         for pair in test.top_pairs(SHOWN)
         if pair.samples
     ]
     return [
         *lines,
-        "- All numbers are from samples like those it was trained on; other cameras, places or times may give others.",
-        "- It is no medical device and no safety component: where a mistake can do harm, a person has to check it.",
+        "All numbers are from samples like those it was trained on; other cameras, places or times may give others.",
+        "It is no medical device and no safety component: where a mistake can do harm, a person has to check it.",
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from csada.report.page import templates
+from csada.report.page import render
 from csada.report.sections import picture
 
 PICTURED = 48
@@ -33,4 +33,4 @@ def difference_page(
         card._asdict() | {"image": None if card.image is None else picture(card.image)} for card in cards[:PICTURED]
     ]
     told: dict[str, Any] = {"title": title, "verdict": verdict, "moves": moves, "rows": rows, "cards": shown}
-    return templates().get_template("difference.html.j2").render(left=len(cards) - len(shown), **told)
+    return render("difference.html.j2", left=len(cards) - len(shown), **told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_lowercase
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,12 +24,8 @@ def examples_figure(images: Sequence[NDArray[np.uint8]], captions: Sequence[str]
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes:
         axis.set_axis_off()
-    for axis, image, caption, letter in zip(axes, images, captions, _letters(len(images)), strict=False):
+    letters = [*ascii_lowercase, *range(len(ascii_lowercase) + 1, len(images) + 1)]
+    for axis, image, caption, letter in zip(axes, images, captions, letters, strict=False):
         axis.imshow(image.transpose(1, 2, 0))
         axis.text(0.5, -0.04, f"({letter}) {caption}", transform=axis.transAxes, ha="center", va="top")
     return figure
-
-
-def _letters(n: int) -> list[str]:
-    """a to z, then 27, 28, ..."""
-    return [chr(ord("a") + i) if i < 26 else str(i + 1) for i in range(n)]

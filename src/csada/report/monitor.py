@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from csada.report.charts import Axis, Line, line_chart, short
-from csada.report.page import templates
+from csada.report.page import render
 from csada.report.sections import number, percent
 
 if TYPE_CHECKING:
@@ -36,27 +36,24 @@ def page(it: Monitored) -> str:
     )
     headline = "Do not trust these estimates." if not trusted else "Alarm." if alarms else "No alarm."
     told = f"In {newest.name}: {_cost(newest)}." if newest else "No period has enough decisions for an estimate."
-    return (
-        templates()
-        .get_template("monitor.html.j2")
-        .render(
-            it=it,
-            newest=newest,
-            alarm=bool(alarms) or not trusted,
-            headline=headline,
-            told=told if trusted else f"{DISTRUST} {told}",
-            alarms=[each[:1].upper() + each[1:] for each in alarms],
-            distrust=DISTRUST,
-            tiles=_tiles(it, newest) if newest else [],
-            labelled=labelled,
-            first=FIRST,
-            estimated=sum(each.cost is not None for each in it.periods),
-            charts=_charts(it) if newest else None,
-            frequencies=[(name, *row) for name, row in zip(it.classes, shares, strict=True)] if newest else [],
-            periods=it.periods[-SHOWN:],
-            hidden=max(len(it.periods) - SHOWN, 0),
-            remark=_remark,
-        )
+    return render(
+        "monitor.html.j2",
+        it=it,
+        newest=newest,
+        alarm=bool(alarms) or not trusted,
+        headline=headline,
+        told=told if trusted else f"{DISTRUST} {told}",
+        alarms=[each[:1].upper() + each[1:] for each in alarms],
+        distrust=DISTRUST,
+        tiles=_tiles(it, newest) if newest else [],
+        labelled=labelled,
+        first=FIRST,
+        estimated=sum(each.cost is not None for each in it.periods),
+        charts=_charts(it) if newest else None,
+        frequencies=[(name, *row) for name, row in zip(it.classes, shares, strict=True)] if newest else [],
+        periods=it.periods[-SHOWN:],
+        hidden=max(len(it.periods) - SHOWN, 0),
+        remark=_remark,
     )
 
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import shlex
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -22,7 +23,7 @@ from csada.report.sections import SECTIONS, critical, moment, number, percent, p
 CRITICAL = "Critical errors"
 
 
-def templates() -> jinja2.Environment:
+def render(template: str, **values: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -31,10 +32,8 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["digest"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    environment.filters["number"] = number
-    environment.filters["price"] = price
-    environment.filters["percent"] = percent
-    return environment
+    environment.filters |= {"number": number, "price": price, "percent": percent}
+    return environment.get_template(template).render(values)
 
 
 def page(evidence: Evidence, folder: str = "FOLDER", looked: Looked | None = None) -> str:
@@ -42,23 +41,20 @@ def page(evidence: Evidence, folder: str = "FOLDER", looked: Looked | None = Non
     headline, _, told = verdict(evidence).partition(". ")
     acceptance = looked and {"title": "Acceptance", "looked": looked, "jointly": JOINTLY}
     sections = {"results": None, "acceptance": acceptance} | {name: build(evidence) for name, build in SECTIONS.items()}
-    return (
-        templates()
-        .get_template("page.html.j2")
-        .render(
-            data=evidence.data,
-            headline=headline,
-            verdict=told,
-            command=f"csada predict {shlex.quote(folder)} INPUTS",
-            unproven=unproven(evidence),
-            trained=evidence.improved,
-            admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
-            subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
-            details=details(evidence) + (f" {on_features(evidence)}" if "features" in evidence.options else ""),
-            tiles=tiles(evidence),
-            sections={name: content for name, content in sections.items() if content},
-            started=moment(evidence.started),
-        )
+    return render(
+        "page.html.j2",
+        data=evidence.data,
+        headline=headline,
+        verdict=told,
+        command=f"csada predict {shlex.quote(folder)} INPUTS",
+        unproven=unproven(evidence),
+        trained=evidence.improved,
+        admissions=evidence.admissions if len(evidence.admissions) > 1 else (),
+        subject=f"what mistakes cost{', before and after' * (evidence.chosen != 'before' and evidence.improved)}",
+        details=details(evidence) + (f" {on_features(evidence)}" if "features" in evidence.options else ""),
+        tiles=tiles(evidence),
+        sections={name: content for name, content in sections.items() if content},
+        started=moment(evidence.started),
     )
 
 
@@ -104,14 +100,8 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str, str]]:
     ]
     if pairs := critical(start):
         first, last = (str(sum(pair.errors for pair in critical(e))) for e in (start, end))
-        found.append(
-            (
-                CRITICAL,
-                first,
-                last,
-                f"on the {len(pairs)} costliest pairs" if len(pairs) > 1 else "on the costliest pair",
-            )
-        )
+        where = f"on the {len(pairs)} costliest pairs" if len(pairs) > 1 else "on the costliest pair"
+        found.append((CRITICAL, first, last, where))
     if end.referred:
         price = end.costs.referral_cost
         paid = f"of {end.samples:,}, {'price not given' if price is None else f'at {price:g} each'}"

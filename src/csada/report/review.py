@@ -23,7 +23,7 @@ from csada.decisions import TIE
 from csada.decisions.answers import FORMAT
 from csada.decisions.elicit import DIGITS, FACTOR
 from csada.errors import InputError
-from csada.report.page import templates
+from csada.report.page import render
 from csada.report.sections import moment
 
 
@@ -61,46 +61,28 @@ class Review:
 
 
 def page(review: Review) -> str:
-    return (
-        templates()
-        .get_template("review.html.j2")
-        .render(
-            title=review.data,
-            contains=review.contains,
-            samples=len(review.labels),
-            started=moment(review.started) if review.started else "",
-            program=Markup((Path(__file__).parent / "review.js").read_text(encoding="utf-8")),
-            facts=_json(
-                {
-                    **{
-                        name: getattr(review, name)
-                        for name in ("data", "model", "strength", "pairs", "columns", "rows")
-                    },
-                    "classes": review.costs.classes,
-                    "start": review.costs.values.tolist(),
-                    "referral": review.costs.referral_cost,
-                    "labels": review.labels.tolist(),
-                    "decided": review.decided.tolist(),
-                    "names": review.names,
-                    "constants": {
-                        "TIE": TIE,
-                        "FACTOR": FACTOR,
-                        "DIGITS": DIGITS,
-                        "FORMAT": FORMAT,
-                        "REFERRED": REFERRED,
-                    },
-                }
-            ),
-            probabilities=_base64(np.ascontiguousarray(review.probabilities, "<f4").tobytes()),
-            images=Markup("\n").join(map(_base64, review.images)),
-            kind="png" if review.images and review.images[0].startswith(b"\x89PNG") else "jpeg",
-        )
+    facts: dict[str, Any] = {
+        **{name: getattr(review, name) for name in ("data", "model", "strength", "pairs", "columns", "rows", "names")},
+        "classes": review.costs.classes,
+        "start": review.costs.values.tolist(),
+        "referral": review.costs.referral_cost,
+        "labels": review.labels.tolist(),
+        "decided": review.decided.tolist(),
+        "constants": {"TIE": TIE, "FACTOR": FACTOR, "DIGITS": DIGITS, "FORMAT": FORMAT, "REFERRED": REFERRED},
+    }
+    return render(
+        "review.html.j2",
+        title=review.data,
+        contains=review.contains,
+        samples=len(review.labels),
+        started=moment(review.started) if review.started else "",
+        program=Markup((Path(__file__).parent / "review.js").read_text(encoding="utf-8")),
+        # inside <script>: no letter of it can end that element, and all of it is ASCII
+        facts=Markup(json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c")),
+        probabilities=_base64(np.ascontiguousarray(review.probabilities, "<f4").tobytes()),
+        images=Markup("\n").join(map(_base64, review.images)),
+        kind="png" if review.images and review.images[0].startswith(b"\x89PNG") else "jpeg",
     )
-
-
-def _json(values: dict[str, Any]) -> Markup:
-    """Inside <script>: no letter of it can end that element, and all of it is ASCII."""
-    return Markup(json.dumps(values, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _base64(content: bytes) -> Markup:

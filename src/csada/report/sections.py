@@ -183,7 +183,9 @@ def mistakes(evidence: Evidence) -> dict[str, Any] | None:
     e, names = evidence.test[evidence.chosen], evidence.classes
     images, facts = (evidence.arrays.get(name, ()) for name in ("mistake_images", "mistakes"))
     facts = np.asarray(facts).tolist()
-    files = [_tail(name) for name in evidence.mistaken] or [f"test no. {i}" for i, _, _ in facts]
+    # of a long file name the end: what comes first is the same for many
+    names_of = [name if len(name) <= NAME else f"…{name[1 - NAME :]}" for name in evidence.mistaken]
+    files = names_of or [f"test no. {i}" for i, _, _ in facts]
     cards = [
         {
             "image": picture(image),
@@ -319,7 +321,7 @@ def training(evidence: Evidence) -> dict[str, Any] | None:
     return {"title": "Training", "charts": drawn} if drawn else None
 
 
-def what_was_run(evidence: Evidence) -> dict[str, Any]:
+def run(evidence: Evidence) -> dict[str, Any]:
     groups = {
         "Run": {
             "data": evidence.data,
@@ -336,20 +338,8 @@ def what_was_run(evidence: Evidence) -> dict[str, Any]:
     return {"title": "What was run", "groups": {name: _flat(facts) for name, facts in groups.items() if facts}}
 
 
-SECTIONS: dict[str, Callable[[Evidence], dict[str, Any] | None]] = {
-    "results": results,
-    "limits": limits,
-    "costs": costs,
-    "confusion": confusion,
-    "mistakes": mistakes,
-    "pairs": pairs,
-    "frontier": frontier,
-    "coverage": coverage,
-    "examples": examples,
-    "attacks": attacks,
-    "training": training,
-    "run": what_was_run,
-}
+PARTS = (results, limits, costs, confusion, mistakes, pairs, frontier, coverage, examples, attacks, training, run)
+SECTIONS: dict[str, Callable[[Evidence], dict[str, Any] | None]] = {build.__name__: build for build in PARTS}
 
 
 class Picture(NamedTuple):
@@ -366,11 +356,6 @@ def picture(image: Array) -> Picture:
     shown.save(file, "PNG", optimize=True)
     uri = Markup("data:image/png;base64,") + base64.b64encode(file.getvalue()).decode()
     return Picture(uri, shown.width * max(1, round(120 / shown.width)), shown.width < 100)
-
-
-def _tail(name: str) -> str:
-    """The end of a file's name: what comes first is the same for many."""
-    return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
 
 
 def moment(text: str) -> str:

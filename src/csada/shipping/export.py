@@ -26,7 +26,7 @@ import csada
 from csada.costs import CostMatrix
 from csada.data.augment import Normalization
 from csada.decisions import Abstention, Decision, MinimumExpectedCost, mean_cost
-from csada.errors import InputError, RunError
+from csada.errors import InputError, RunError, explained
 from csada.files import whole
 from csada.pixels import MODES, STEPS
 from csada.reading import plain
@@ -111,15 +111,12 @@ def export(
     if takes.categories:
         _take_words(program.model, takes, normalization.fill)
     program.model.metadata_props[METADATA] = json.dumps(plain(about))
-    try:
-        with whole(path) as partial:
-            program.save(partial, external_data=False)
-            partial.write_bytes(sealed(partial.read_bytes()))
-            session = onnxruntime.InferenceSession(partial, providers=["CPUExecutionProvider"])
-            every = max(5, *(len(known) + len(MISSING) + 1 for known in takes.categories), 0)  # words, each once
-            difference = max(compare(session, deployed, *samples(deployed, n, seed=n)) for n in (1, every))
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}; what was there before is kept") from None
+    with explained(f"{path} cannot be written", "what was there before is kept", RunError), whole(path) as partial:
+        program.save(partial, external_data=False)
+        partial.write_bytes(sealed(partial.read_bytes()))
+        session = onnxruntime.InferenceSession(partial, providers=["CPUExecutionProvider"])
+        every = max(5, *(len(known) + len(MISSING) + 1 for known in takes.categories), 0)  # words, each once
+        difference = max(compare(session, deployed, *samples(deployed, n, seed=n)) for n in (1, every))
     return Exported(about, path.stat().st_size, difference)
 
 

@@ -48,9 +48,8 @@ class About:
     input: Sample
     prepared: dict[str, str]  # how a sample becomes what the file takes, in words
     outputs: dict[str, str]  # what each says, in words
-    decision: dict[
-        str, Any
-    ]  # and the costs: to be read; the graph itself decides; a machine that predicts needs no SciPy
+    # decision and costs are to be read; the graph itself decides; a machine that predicts needs no SciPy
+    decision: dict[str, Any]
     costs: tuple[tuple[float, ...], ...]
     card: dict[str, Any]
     referral_cost: float | None = None  # of leaving a case to a person; in units of `costs`, None: not given

@@ -24,7 +24,7 @@ from csada.data.splits import PARTS, Part, Splits, hashed
 from csada.decisions import Abstention
 from csada.decisions.acceptance import Check, Criterion, Group, Looked, verdicts
 from csada.decisions.limits import Limit, Limits
-from csada.errors import InputError
+from csada.errors import InputError, explained
 from csada.evaluation import Scores, evaluate_scores, predict_logits
 from csada.evidence import side_of
 from csada.files import write_text
@@ -79,7 +79,7 @@ def check(
     limits = criteria.resolved(classifier.classes)
     if part not in ("auto", "test", "all"):
         raise InputError(f"unknown part {part!r}; known: auto, test, all: what chose the model cannot accept it")
-    part = part_for(classifier, splits).part if part == "auto" else part
+    part = part_for(classifier, splits)[0] if part == "auto" else part
     known = classifier.adapt(splits, every_class=False)
     found = _samples(classifier, known, PARTS if part == "all" else (part,), seen)
     grouped = {} if groups is None else read_groups(groups, known, found.names, source)
@@ -91,30 +91,22 @@ def check(
         "samples": hashed([np.sort(found.ids).astype("<u8")]).hex(),
         "truth": hashed([json.dumps(told).encode()]).hex(),
     }
-    try:
-        with locked(folder) as mine:
-            if not mine:
-                raise InputError(f"{folder} is in use by another run of csada; wait for it")
-            checks = read_checks(folder)
-            for i, each in enumerate(checks):
-                if all(getattr(each, name) == value for name, value in about.items()):
-                    _describe(classifier, folder)  # whoever looked may have been killed before that
-                    return Looked(each, _same(checks[:i], each), again=True)
-            results, costs = _look(classifier, found, limits, grouped)
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            more: dict[str, Any] = {
-                "data": splits.name,
-                "part": part,
-                "count": len(found.truth),
-                "trained_on": found.trained_on,
-            }
-            new = Check(now, stated=plain(criteria), results=results, groups=costs, **about, **more)
-            record = plain(_Record(FORMAT, (*checks, new)))
-            write_json(folder / FILE, record | {"sha256": signature(record)})
-            _describe(classifier, folder)
-            return Looked(new, _same(checks, new))
-    except OSError as error:
-        raise InputError(f"cannot write the record to {folder}: {error.strerror}; copy the model elsewhere") from None
+    with explained(f"cannot write the record to {folder}", "copy the model elsewhere"), locked(folder) as mine:
+        if not mine:
+            raise InputError(f"{folder} is in use by another run of csada; wait for it")
+        checks = read_checks(folder)
+        for i, each in enumerate(checks):
+            if all(getattr(each, name) == value for name, value in about.items()):
+                _describe(classifier, folder)  # whoever looked may have been killed before that
+                return Looked(each, _same(checks[:i], each), again=True)
+        results, costs = _look(classifier, found, limits, grouped)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about |= {"data": splits.name, "part": part, "count": len(found.truth), "trained_on": found.trained_on}
+        new = Check(now, stated=plain(criteria), results=results, groups=costs, **about)
+        record = plain(_Record(FORMAT, (*checks, new)))
+        write_json(folder / FILE, record | {"sha256": signature(record)})
+        _describe(classifier, folder)
+        return Looked(new, _same(checks, new))
 
 
 def _describe(classifier: Classifier, folder: Path) -> None:

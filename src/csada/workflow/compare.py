@@ -205,9 +205,8 @@ def compare(
         folder = Path(out or beside).resolve() / OWN
         kept = folder / run_id(splits, plan=plan, costs=table.values, budget=budget)
         named = data_dir is None and os.fspath(data).removeprefix(BUILTIN) in SOURCES
-        there = (
-            None if named else str(Path(data_dir or "").expanduser().absolute())
-        )  # nodes have another working folder
+        # nodes have another working folder
+        there = None if named else str(Path(data_dir or "").expanduser().absolute())
         text = json.dumps({"name_or_path": os.fspath(data), "data_dir": there, "scale": scale} | own)
 
         def ended(start: Start, row: str, runs: Sequence[SeedRun]) -> None:

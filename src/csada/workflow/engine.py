@@ -31,7 +31,7 @@ import torch
 from csada import files
 from csada.errors import Diverged, InputError, RunError
 from csada.folders import locked
-from csada.processes import end_with_parent
+from csada.processes import end_with_parent, ending_with_us
 from csada.workflow.cluster import PATIENCE, Resources, ray_cluster
 from csada.workflow.store import Store
 
@@ -215,9 +215,8 @@ def do(
         if store is not None:
             if not store.pull(file):  # the driver has written something
                 raise RunError(f"{node} finds nothing at {store}; give a URL that leads all nodes to the same files")
-        elif on_ray and not (
-            file.parent.is_dir() and file.name in os.listdir(file.parent)
-        ):  # NFS keeps a no, but lists anew
+        # NFS keeps a no, but lists anew
+        elif on_ray and not (file.parent.is_dir() and file.name in os.listdir(file.parent)):
             raise RunError(f"{node} does not see {file.parent}; give a folder that all nodes share, or --store")
         call = pickle.loads(pickled)  # noqa: S301 - we wrote it
     except (InputError, RunError) as error:
@@ -339,15 +338,10 @@ def processes(workers: int) -> Iterator[Callable[..., Future[Any]]]:
         with files.uninterrupted():  # Ctrl-C reaches all processes: those that start now leave it to this one
             return threads.submit(inside, *given)
 
-    others = set(multiprocessing.active_children())  # of whoever called us
     with ThreadPoolExecutor(workers) as threads:
         try:
-            yield submit
-        except BaseException:  # Ctrl-C as well
-            with files.uninterrupted():
-                for process in set(multiprocessing.active_children()) - others:
-                    process.kill()  # what they work on resumes from its checkpoint
-            raise
+            with ending_with_us():  # what they work on resumes from its checkpoint
+                yield submit
         finally:
             for _ in range(workers):
                 free.get().shutdown()

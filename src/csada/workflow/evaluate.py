@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from csada.classifier import Classifier
 from csada.costs import CostMatrix
 from csada.data.splits import PARTS, Splits
 from csada.data.splits import seen as overlap
 from csada.decisions import MinimumExpectedCost, Rule, argmax
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.evaluation import evaluate_scores
 from csada.metrics import Evaluation
 
-DECISIONS = ("own", "argmax", "rule")
 
-
-class Chosen(NamedTuple):
-    part: str
-    why: str
-
-
-def part_for(classifier: Classifier, splits: Splits, decision: str = "own") -> Chosen:
-    """All of the data where none of them was trained on, else the test part."""
+def part_for(classifier: Classifier, splits: Splits, decision: str = "own") -> tuple[str, str]:
+    """All of the data where none of them was trained on, else the test part; and why."""
     if not len(classifier.trained_on):
-        return Chosen("test", "what the model was trained on is not known")
+        return "test", "what the model was trained on is not known"
     if any(overlap(ids, classifier.trained_on).any() for ids in splits.ids):
-        return Chosen("test", "the model was trained on others of these data")
+        return "test", "the model was trained on others of these data"
     if decision == "rule":
-        return Chosen("test", "the rule is calibrated on the validation part")
-    return Chosen("all", "the model has seen none of these data")
+        return "test", "the rule is calibrated on the validation part"
+    return "all", "the model has seen none of these data"
 
 
 def judge(
@@ -45,8 +36,7 @@ def judge(
 
     decision: its own, argmax, or the rule of least expected cost, calibrated on the data's validation part.
     """
-    if decision not in DECISIONS:
-        raise InputError(f"unknown decision {decision!r}; known: {', '.join(DECISIONS)}")
+    check_known("decision", decision, ("own", "argmax", "rule"))
     table = classifier.costs if costs is None else costs
     if table is None:
         raise InputError("the classifier was trained without costs; give some")

@@ -90,8 +90,7 @@ def improve(
         if probe is not None and is_pictures(splits.train):
             pictures = probe.examples(before)
     made = Made(method if history else "none", plain, lines(history), pictures)
-    common: Any = {"budget": budget, "refer": refer, "limits": limits}
-    return concluded(classifier, after, splits, costs, made, started=started, **common)
+    return concluded(classifier, after, splits, costs, made, budget=budget, refer=refer, limits=limits, started=started)
 
 
 @dataclass(frozen=True)

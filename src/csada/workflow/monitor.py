@@ -163,7 +163,7 @@ def monitor(
         dict(reading.skipped),
         (*_notes(reading), *check.notes(), *_unpriced(costs, periods), *(late.notes(offered.repeated) if late else ())),
         tuple(periods),
-        int((costs.values > costs.values[~np.eye(len(costs), dtype=bool)].min()).sum()),
+        int((costs.values > costs.mistakes.min()).sum()),
         offered.offer(),
     )
 

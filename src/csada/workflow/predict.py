@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from csada import tars
 from csada.bounds import most
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.files import read_bytes
 from csada.logbook import Log
 from csada.pixels import MODES, SUFFIXES, square
@@ -30,7 +30,6 @@ from csada.rows import unknown as unknown_words
 from csada.sample import Sample
 from csada.shipping.onnx_file import Decide, open_onnx
 
-DEVICES = ("cpu", "cuda")
 IMAGES, ROWS = 64, 4096  # decided at once
 
 Array = NDArray[Any]
@@ -58,8 +57,8 @@ class Model:
 
 def open_model(path: str | os.PathLike[str], device: str | None = None, *, trust: bool = False) -> Model:
     """A classifier's folder or an exported file; by default on the GPU if there is one."""
-    if device not in (None, *DEVICES):
-        raise InputError(f"unknown device {device!r}; known: {', '.join(DEVICES)}")
+    if device is not None:
+        check_known("device", device, ("cpu", "cuda"))
     path = Path(path)
     if not os.path.exists(path):
         raise InputError(f"{path} does not exist; give a folder written by csada fit or a file written by csada export")
@@ -199,36 +198,25 @@ def _images(paths: Sequence[Path], given: Sample) -> Source:
         raise InputError(
             f"the model takes samples of {channels} x {height} x {width}; images are read as squares, grey or RGB"
         )
-    return (
-        each
-        for path in files(paths)
-        for each in (
-            _members(path, width, channels)
-            if path.suffix == tars.SUFFIX
-            else [(str(path), partial(_pixels, path, width, channels))]
-        )
-    )
 
+    def pixels(found: Path | bytes | InputError) -> Read:
+        if isinstance(found, InputError):
+            raise found
+        content = read_bytes(found, most("image")) if isinstance(found, Path) else found
+        return square(content, width, channels), content
 
-def _members(path: Path, size: int, channels: int) -> Source:
-    """The images in a tar file, and what is wrong with it."""
+    def every() -> Iterator[tuple[str, Path | bytes | InputError]]:
+        """Files, the images in tar files, and what is wrong with these."""
+        for path in files(paths):
+            if path.suffix != tars.SUFFIX:
+                yield str(path), path
+                continue
+            try:
+                yield from ((f"{path}:{member.name}", it) for member, it in tars.walk(str(path), labels=False))
+            except InputError as error:
+                yield str(path), error
 
-    def pixels(content: bytes) -> Read:
-        return square(content, size, channels), content
-
-    def fail(error: InputError) -> Read:
-        raise error
-
-    try:
-        for member, content in tars.walk(str(path), labels=False):
-            yield f"{path}:{member.name}", partial(pixels, content)
-    except InputError as error:
-        yield str(path), partial(fail, error)
-
-
-def _pixels(path: Path, size: int, channels: int) -> Read:
-    content = read_bytes(path, most("image"))
-    return square(content, size, channels), content
+    return ((name, partial(pixels, found)) for name, found in every())
 
 
 def _table(paths: Sequence[Path], given: Sample) -> Source:

@@ -28,24 +28,12 @@ from csada.workflow.settings import costs_for
 
 # These may stand at the top.
 SHARED = (
-    "data",
-    "data_dir",
-    "costs",
-    "scale",
-    "seed",
-    "size",
-    "flip",
-    "skip_bad",
-    "cache_gb",
-    "label",
-    "ignore",
-    "device",
-    "limits",
+    *("data", "data_dir", "costs", "scale", "seed", "size", "flip"),
+    *("skip_bad", "cache_gb", "label", "ignore", "device", "limits"),
 )
 
-BORROWED = {
-    "compare": {key: key for key in ("model", "size", "recipe", "pretrained")} | {"epochs": "baseline_epochs"}
-}  # of [train]
+# of [train]
+BORROWED = {"compare": {key: key for key in ("model", "size", "recipe", "pretrained")} | {"epochs": "baseline_epochs"}}
 
 
 class Setting(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from datetime import UTC, datetime
 
@@ -17,6 +16,7 @@ from csada.decisions import Decision, fit_calibration
 from csada.decisions.elicit import choose_pairs
 from csada.errors import InputError
 from csada.evaluation import predict_logits
+from csada.models.saved import fingerprint
 from csada.report.review import Review
 from csada.sample import Sample
 from csada.workflow.probe import is_pictures, pictures
@@ -46,7 +46,7 @@ def review(
         raise InputError(
             f"{splits.name} has no validation samples to look at, or none that the model was not trained on"
         )
-    own = classifier.costs or CostMatrix(CostMatrix.uniform(len(classifier.classes)).values, classifier.classes)
+    own = classifier.costs or CostMatrix.from_pairs(classifier.classes, {})
     start = own if costs is None else costs.ordered(classifier.classes)
     logits, labels = (each.numpy() for each in predict_logits(classifier.network, part))
     decision = classifier.decision
@@ -55,16 +55,18 @@ def review(
         decision = Decision(temperature, scaling, decision.priors)
     decided = decision.automatic(own).decide(logits)
     shown, side = thumbnails_of(part, thumbnails) if images and is_pictures(part) else ((), 0)
+    # files, ids, or the numbers of a table's rows
+    names = part.names or [f"sample {i + 1}" for i in range(len(part))]
     columns, rows = table_of(part, classifier.input) if images and classifier.input.columns else ((), [])
     return Review(
         splits.name,
-        fingerprint(classifier),
+        fingerprint(classifier.members, classifier.classes),  # costs and rule are what a review changes
         start,
         choose_pairs(decided.probabilities, labels, start, pairs),
         decided.probabilities.astype(np.float32),
         labels,
         decided.chosen,
-        names_of(part),
+        tuple(f"row {name}" if name.isdecimal() else name for name in names),
         decision.strength or 1.0,
         shown,
         side,
@@ -72,23 +74,6 @@ def review(
         rows,
         f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
     )
-
-
-def names_of(part: Part) -> tuple[str, ...]:
-    """Files, ids, or the numbers of a table's rows."""
-    names = part.names or tuple(f"sample {i + 1}" for i in range(len(part)))
-    return tuple(f"row {name}" if name.isdecimal() else name for name in names)
-
-
-def fingerprint(classifier: Classifier) -> str:
-    """16 hexadecimal digits of its classes and weights: costs and rule are what a review changes."""
-    found = hashlib.blake2b("\n".join(classifier.classes).encode(), digest_size=8)
-    for member in classifier.members:
-        found.update(repr((member.temperature, member.weight)).encode())
-        for name, values in sorted(member.model.state_dict().items()):
-            found.update(name.encode())
-            found.update(values.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def thumbnails_of(part: Part, side: int) -> tuple[tuple[bytes, ...], int]:

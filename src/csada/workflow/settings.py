@@ -59,9 +59,8 @@ DEFAULTS: dict[str, dict[str, Options]] = {
         "fine_tuning": {"lr": 1e-3, "batch_size": 64},
         "csada": {"tasks": 16, "step_size": 0.02, "steps": 5},  # the demo's
         "mixup": restart("plain"),
-        "csdnn": {
-            "lr": 3e-2
-        },  # of 1e-3, 1e-2 and 3e-2 the cheapest on validation: one split of digits, two cost matrices
+        # of 1e-3, 1e-2 and 3e-2 the cheapest on validation: one split of digits, two cost matrices
+        "csdnn": {"lr": 3e-2},
     },
     "residual": {  # on images up to 64 pixels
         "fine_tuning": {"lr": 1e-4, "batch_size": 512},
@@ -113,7 +112,7 @@ def costs_for(costs: str | CostMatrix, classes: Sequence[str]) -> CostMatrix:
     if isinstance(costs, CostMatrix):
         return costs.ordered(classes)
     if costs == "uniform":
-        return CostMatrix(CostMatrix.uniform(len(classes)).values, classes)
+        return CostMatrix.from_pairs(classes, {})
     if costs == "pmi":
         return pmi_costs().ordered(classes, "the PMI cost table")
     if costs.split(":")[0] == "pareto":

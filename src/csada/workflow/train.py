@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from csada.classifier import Classifier, Input, Member
 from csada.data.augment import allowed_views
 from csada.data.splits import Splits
-from csada.errors import InputError
+from csada.errors import InputError, check_known
 from csada.evaluation import predict_logits
 from csada.evidence import Training
 from csada.folders import OWN
@@ -105,8 +105,7 @@ def train(
 def stages_for(model: str, recipe: str | None, epochs: int | None, samples: int) -> tuple[str, Recipe]:
     """The recipe's name, and its stages as `train` runs them for that number of training samples."""
     recipe = recipe or ("fast" if model.startswith("resnet") else "small")
-    if recipe not in RECIPES:
-        raise InputError(f"unknown recipe {recipe!r}; known: {', '.join(RECIPES)}")
+    check_known("recipe", recipe, RECIPES)
     stages = RECIPES[recipe]
     if epochs is not None:
         if len(stages) > 1:

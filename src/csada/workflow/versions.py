@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from csada.classifier import Classifier
 from csada.costs import CostMatrix, did_you_mean
 from csada.data.splits import PARTS, Splits
 from csada.decisions import Decision, prior_ratio
+from csada.decisions.arrays import Floats, Labels
 from csada.errors import InputError
 from csada.evidence import HELD_OUT, side_of
 from csada.files import StrPath
@@ -36,9 +36,6 @@ from csada.workflow.runs import environment
 SHARES = ("frequency", "count")  # names of the column of numbers
 REFERRED = "(a person)"
 TITLE = "# Changes\n\nThe first version is at the top, the newest at the end.\n"
-
-Floats = NDArray[np.float64]
-Labels = NDArray[np.int64]
 
 
 # -- class frequencies -----------------------------------------------------------------------------
@@ -236,8 +233,7 @@ def difference(old: Classifier, new: Classifier, splits: Splits, part: str, *, s
 
 
 def _costs(classifier: Classifier) -> CostMatrix:
-    k = len(classifier.classes)
-    return classifier.costs or CostMatrix(CostMatrix.uniform(k).values, classifier.classes)
+    return classifier.costs or CostMatrix.from_pairs(classifier.classes, {})
 
 
 def changed_samples(classifier: Classifier, splits: Splits, part: str, found: Difference, seen: str) -> list[Changed]:

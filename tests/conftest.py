@@ -9,6 +9,9 @@ import torch
 
 torch.set_num_threads(1)  # tests run side by side, one process per core
 
+# by how long they take; all others are short
+LONG = ("engine", "processes", "parallel", "deaths", "store", "tune", "compare", "shipping", "fuzz", "sweep", "story")
+
 GUARD = str(Path(__file__).with_name("guard"))
 
 
@@ -19,6 +22,24 @@ def pytest_configure(config):
         os.environ["CSADA_TRIED"] = config.tried = tempfile.mkstemp()[1]
         sys.path.append(GUARD)
         runpy.run_path(f"{GUARD}/sitecustomize.py")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """The long files first, so that no process is alone with one in the end."""
+    order = {f"test_{name}": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A file at a time to each process, in that order: what its tests share is made once."""
+    if config.getvalue("dist") != "load":  # asked for
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -206,8 +206,8 @@ def test_the_ports_of_clients_and_of_nodes_are_not_mistaken(head, tmp_path, monk
             done_and_failed(tmp_path, Engine(name), a=nowhere)
 
 
-def on_ray(spec, folder):
-    return start(spec, folder, "--engine", "ray", address=os.environ["RAY_ADDRESS"])
+def on_ray(spec, folder, *more):
+    return start(spec, folder, "--engine", "ray", *more, address=os.environ["RAY_ADDRESS"])
 
 
 def wait_for(what, process):
@@ -262,7 +262,8 @@ def test_a_node_and_the_driver_die_and_the_records_are_those_of_an_undisturbed_s
 
 def test_two_drivers_on_one_sweep_do_every_run_once(cluster, tmp_path):
     spec = sweep(tmp_path, matrices=2)
-    texts = [finished(process) for process in [on_ray(spec, tmp_path), on_ray(spec, tmp_path)]]
+    both = [on_ray(spec, tmp_path, "--workers", "1") for _ in range(2)]
+    texts = [finished(process) for process in both]
     assert sum(int(text.split(" done now")[0].split()[-1]) for text in texts) == 5  # four runs and their baseline
     assert set(starts(tmp_path).values()) == {1}
 

@@ -1,5 +1,6 @@
 import os
 import runpy
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -10,19 +11,26 @@ import torch
 torch.set_num_threads(1)  # tests run side by side, one process per core
 
 # by how long they take; all others are short
-LONG = ("engine", "processes", "parallel", "deaths", "store", "tune", "compare", "shipping", "fuzz", "sweep", "story")
+LONG = ("engine", "compare", "shipping", "story", "tune", "sweep", "store", "parallel", "processes", "deaths", "fuzz")
 
 GUARD = str(Path(__file__).with_name("guard"))
 
 
 def pytest_configure(config):
     """No process of the tests, nor one that they start, reaches another machine."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # of a shell's background job; tests send it to what they start
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if GUARD not in os.environ.get("PYTHONPATH", ""):  # else of pytest-xdist, which has all this from its parent
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (GUARD, os.environ.get("PYTHONPATH"))))
         os.environ["CSADA_TRIED"] = config.tried = tempfile.mkstemp()[1]
         sys.path.append(GUARD)
         runpy.run_path(f"{GUARD}/sitecustomize.py")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault(
+            "RAY_AUTH_MODE", "disabled"
+        )  # else Ray makes a token at home, and a process keeps its first one
 
 
 def pytest_collection_modifyitems(items):

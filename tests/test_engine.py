@@ -111,7 +111,7 @@ def head():
             [Path(sys.executable).parent / "ray", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=os.environ | own | {"PYTHONPATH": here},
+            env={k: v for k, v in os.environ.items() if k != "RAY_AUTH_MODE"} | own | {"PYTHONPATH": here},
         )
         try:
             for line in process.stdout:
@@ -135,6 +135,7 @@ def head():
 def test_a_cluster_that_wants_a_token_is_used(head, tmp_path, monkeypatch, asked):
     """As Ray starts one where it knows a token."""
     _, own, address, client = head
+    monkeypatch.delenv("RAY_AUTH_MODE")
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     words = "--engine", client if asked == "as a client" else "ray"

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from program import server
 
 from csada import metrics
 from csada.costs import CostMatrix
@@ -127,7 +128,8 @@ def worker(rank, folder):
 
 
 def test_two_processes_find_the_number_of_all_samples(tmp_path):
-    mp.spawn(worker, (str(tmp_path),), nprocs=2)
+    start = server().get_start_method()
+    mp.start_processes(worker, (str(tmp_path),), nprocs=2, start_method=start)
     for rank in range(2):
         found = np.load(tmp_path / f"{rank}.npz")
         for kind in EXPECTED:

@@ -4,16 +4,14 @@ import io
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from program import server
 from strategies import conv, mlp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -384,31 +382,32 @@ def test_a_run_may_go_on_with_less_memory(tmp_path):
     assert len(resumed.history) == 4 and (weights(whole) - weights(resumed)).abs().max() < 1e-9
 
 
+def fit_and_save(checkpoint, out):
+    torch.set_num_threads(1)
+    model, x, y = problem(256)
+    options = {"epochs": 25, "lr": 0.01, "batch_size": 8}
+    torch.save(weights(csada.fit(model, (x, y), "csada", COSTS, checkpoint=checkpoint, **options)), out)
+
+
 def test_killed_at_any_moment_it_continues(tmp_path):
     """A real process, killed with SIGKILL in the middle of its work, then started again."""
-    script = tmp_path / "run.py"
-    script.write_text(
-        "import sys, torch, csada\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "torch.set_num_threads(1)\n"
-        "from test_training import problem, COSTS, weights\n"
-        "model, x, y = problem(256)\n"
-        "f = csada.fit(model, (x, y), 'csada', COSTS, epochs=25, lr=.01, batch_size=8, checkpoint=sys.argv[1])\n"
-        "torch.save(weights(f), sys.argv[2])\n"
-    )
-    run = lambda ck, out: [sys.executable, str(script), str(ck), str(out)]  # noqa: E731
-    process = subprocess.Popen(run(tmp_path / "a.pt", tmp_path / "a.out"))
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "a.pt").exists() and process.poll() is None:
+
+    def start(name):
+        process = server().Process(target=fit_and_save, args=(tmp_path / f"{name}.pt", tmp_path / f"{name}.out"))
+        process.start()
+        return process
+
+    process, kept, deadline = start("a"), tmp_path / "a.pt", time.monotonic() + 120
+    while process.is_alive() and not (kept.exists() and len(read_checkpoint(kept).history) > 1):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    time.sleep(0.15)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "a.out").exists()
-    assert 0 < len(read_checkpoint(tmp_path / "a.pt").history) < 25
-    subprocess.run(run(tmp_path / "a.pt", tmp_path / "a.out"), check=True)
-    subprocess.run(run(tmp_path / "b.pt", tmp_path / "b.out"), check=True)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and not (tmp_path / "a.out").exists()
+    assert 0 < len(read_checkpoint(kept).history) < 25
+    for again in [start(name) for name in "ab"]:
+        again.join()
+        assert again.exitcode == 0
     assert torch.equal(torch.load(tmp_path / "a.out"), torch.load(tmp_path / "b.out"))
     assert not [p for p in os.listdir(tmp_path) if p.endswith(".tmp") and "b.pt" in p]
 
